@@ -1,0 +1,55 @@
+# Each target is a thin call of `python -m lib`, which does the same without make.
+
+PYTHON ?= $(shell command -v python3.11 || echo python3)
+SCALE ?= laptop
+ONLY ?=
+IN = .venv/bin/python -m
+PIP = -m pip -qq --disable-pip-version-check install
+READ_PROJECT = import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
+    d = p["project"]; \
+    print("\n".join(p["build-system"]["requires"] + d["dependencies"] + d["optional-dependencies"]["test"]))
+
+.PHONY: help replicate test bench lock clean-env
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' Makefile
+
+replicate: .venv/.installed  ## run the notebooks; SCALE=smoke, laptop, overnight or paper, ONLY="name ..." for some
+	@$(IN) lib run --scale $(SCALE) $(if $(ONLY),--only $(ONLY))
+
+test: .venv/.installed  ## lint, format and all tests
+	$(IN) ruff check .
+	$(IN) ruff format --check .
+	$(IN) pytest tests
+
+bench: .venv/.installed  ## the benchmarks
+	@$(IN) tests.bench
+
+lock:  ## resolve pyproject.toml afresh and write requirements.lock
+	@rm -rf .lock-env
+	@$(PYTHON) -m venv .lock-env
+	@.lock-env/bin/python -c '$(READ_PROJECT)' > .lock-env/wanted.txt
+	@.lock-env/bin/python $(PIP) -r .lock-env/wanted.txt
+	@grep '^#' requirements.lock > .lock-env/lock.txt
+	@.lock-env/bin/python -m pip freeze --all --exclude pip > .lock-env/frozen.txt
+	@sed 's/+.*//' .lock-env/frozen.txt >> .lock-env/lock.txt
+	@mv .lock-env/lock.txt requirements.lock
+	@rm -rf .lock-env
+
+clean-env:  ## remove the environment
+	rm -rf .venv
+
+# The stamp comes last, so an install that was killed is done again; one that failed leaves nothing.
+.venv/.installed: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' || { \
+	    echo 'Python 3.11 is needed and $(PYTHON) is not it: name one with make PYTHON=/path/to/python3.11.' >&2; \
+	    exit 1; }
+	@echo 'Making the environment in .venv (some minutes) ...'
+	@rm -rf .venv
+	@{ $(PYTHON) -m venv .venv \
+	    && .venv/bin/python $(PIP) -r requirements.lock \
+	    && .venv/bin/python $(PIP) --no-deps --no-build-isolation -e . \
+	    && touch $@; } || { \
+	    rm -rf .venv; \
+	    echo 'The environment could not be made, and .venv is removed: the reason stands above.' >&2; \
+	    exit 1; }

@@ -1,0 +1,112 @@
+"""From a notebook's flat parameters to the arms trained from scratch, and to what a sweep reads off each of them.
+
+Contract paper, section 4.3: two arms that differ in whether the state is normalised at the end of every loop step.
+"""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import torch
+
+from lib import BEHAVIOUR
+from lib.boundary import Boundary, every, never
+from lib.evaluation import Readings, read, summary
+from lib.looped import LoopedModel
+from lib.store import Store, key
+from lib.tasks import Instances, Task, evaluation_set, floor
+from lib.training import Recipe, Run, make_run, trained
+
+ARMS = {"no_norm": never, "with_norm": every(1)}
+
+
+def other(arm: str) -> Boundary:
+    """The boundary of the arm that `arm` is compared with."""
+    return ARMS["with_norm" if arm == "no_norm" else "no_norm"]
+
+
+def task_of(p: dict, family: str) -> Task:
+    """The task of one family at the notebook's parameters. Raises ValueError when the task is impossible."""
+    return Task(family, p[f"{family}_width"], p[f"{family}_depth"])
+
+
+def arm_run(p: dict, family: str, arm: str, seed: int) -> Run:
+    """The run of one arm and seed at the notebook's parameters. Raises ValueError naming an unknown arm or a bad value."""
+    if arm not in ARMS:
+        raise ValueError(f"arm is {arm!r}: it must be one of {', '.join(ARMS)}")
+    recipe = Recipe(
+        steps=p[f"{family}_steps"],
+        batch_size=p["batch_size"],
+        lr=p[f"{family}_lr_{arm}"],
+        optimizer=p["optimizer"],
+        warmup=p["warmup"],
+        weight_decay=p["weight_decay"],
+        loop_sampling=p["loop_sampling"],
+    )
+    model = {k: p[k] for k in ("d_model", "n_heads", "d_ff", "core")}
+    return make_run(task_of(p, family), recipe, seed, **model, loops=p["r0"], boundary=ARMS[arm].period)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One trained arm and the sweeps wanted of it: (boundary, K_max) pairs over n test instances at every depth."""
+
+    run: Run
+    sweeps: tuple[tuple[Boundary, int], ...]
+    n: int
+    root: Path
+
+
+def train_and_sweep(job: Job, report=None) -> dict:
+    """Train the job's run and make its sweeps unless the store has them. Returns {"model": folder, "sweeps": [folders]}."""
+    model = trained(job.run, job.root, report)
+    return {"model": model, "sweeps": [swept(job, model, boundary, loops) for boundary, loops in job.sweeps]}
+
+
+def swept(job: Job, model_folder: Path, boundary: Boundary, loops: int) -> Path:
+    """The store's folder with one sweep's readings, one file a depth: made now if it is not there yet."""
+    train_spec = job.run.spec()
+    spec = {"kind": "sweep", "train": key(train_spec), "boundary": boundary.period, "loops": loops, "n": job.n}
+    spec |= {"torch": torch.__version__, "behaviour": BEHAVIOUR}
+
+    def build(folder: Path):
+        model = LoopedModel.from_pretrained(model_folder).eval()
+        for d_star in range(1, job.run.task.max_depth + 1):
+            readings = read(model, evaluation_set(job.run.task, d_star, job.n), loops, boundary)
+            np.savez(folder / f"depth_{d_star}.npz", **dataclasses.asdict(readings))
+
+    return Store(job.root).make(key(spec), spec, build)
+
+
+def readings_in(folder: Path, d_star: int) -> Readings:
+    """The readings of one depth in a sweep's folder."""
+    with np.load(folder / f"depth_{d_star}.npz") as file:
+        return Readings(**file)
+
+
+def table(folder: Path, task: Task) -> pd.DataFrame:
+    """A sweep as a long table: K, d_star ("all" is the mean over depths), metric, value."""
+    depths = range(1, task.max_depth + 1)
+    parts = [summary(readings_in(folder, d), task.alphabet).assign(d_star=str(d)) for d in depths]
+    per_depth = pd.concat(parts)
+    metrics = [c for c in per_depth.columns if c not in ("K", "d_star", "modal_token")]
+    every_depth = per_depth.groupby("K", as_index=False)[metrics].mean().assign(d_star="all")
+    both = pd.concat([per_depth[["K", "d_star", *metrics]], every_depth])
+    return both.melt(["K", "d_star"], var_name="metric", value_name="value")
+
+
+def strata(task: Task, n: int) -> dict[int, Instances]:
+    """The test instances of every depth, {d*: n instances}."""
+    return {d: evaluation_set(task, d, n) for d in range(1, task.max_depth + 1)}
+
+
+def floor_table(tasks: list[Task], n: int) -> pd.DataFrame:
+    """The no-skill floor of every stratum: columns task, d_star, value."""
+    rows = [
+        {"task": task.family, "d_star": str(d), "value": floor(task, instances)}
+        for task in tasks
+        for d, instances in strata(task, n).items()
+    ]
+    return pd.DataFrame(rows)

@@ -1,0 +1,100 @@
+"""Parameter files: complete, flat, and checked against the notebook's own parameters cell before anything runs."""
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import papermill
+import yaml
+from pydantic import ConfigDict, Field, ValidationError, create_model
+
+from lib import paths
+
+SCALES = ("smoke", "laptop", "overnight", "paper")
+TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list[int]": list[int], "list[str]": list[str]}
+POSITIVE, COUNT, ZERO_UP = Annotated[float, Field(gt=0)], Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0)]
+
+# what a value may be, by the name it has in every notebook; a name that is not here has only its type
+VALUES = {
+    "scale": Literal[SCALES],
+    "tasks": list[Literal["circuit", "hops", "paragg"]],
+    "arms": list[Literal["no_norm", "with_norm"]],
+    "optimizer": Literal["adamw", "muon"],
+    "loop_sampling": Literal["fixed", "poisson_lognormal"],
+    "workers": Annotated[int, Field(ge=0)],
+    "weight_decay": ZERO_UP,
+    "warmup": Annotated[int, Field(ge=0)],
+    "loop_counts": list[COUNT],
+    **dict.fromkeys(("r0", "seeds", "n_test", "d_model", "n_heads", "d_ff", "core", "batch_size"), COUNT),
+    **dict.fromkeys(("circuit_steps", "hops_steps", "circuit_depth", "hops_depth"), COUNT),
+    **dict.fromkeys(("circuit_width", "hops_width"), Annotated[int, Field(ge=2)]),
+    **dict.fromkeys((f"{t}_lr_{a}" for t in ("circuit", "hops") for a in ("no_norm", "with_norm")), POSITIVE),
+}
+
+
+class ParamsError(ValueError):
+    """A parameter file is not what its notebook takes; one sentence naming the file, the key and what would be right."""
+
+
+def notebook_parameters(notebook: Path) -> dict[str, dict]:
+    """The parameters cell of a notebook: {name: {"type": text, "default": text}}."""
+    found = papermill.inspect_notebook(str(notebook))
+    return {k: {"type": v["inferred_type_name"], "default": v["default"]} for k, v in found.items()}
+
+
+def path_of(notebook: str, scale: str) -> Path:
+    """The parameter file of a notebook at a scale. Raises ParamsError when the scale is unknown or the file is absent."""
+    if scale not in SCALES:
+        raise ParamsError(f"scale is {scale!r}: it must be one of {', '.join(SCALES)}.")
+    path = paths.params() / notebook / f"{scale}.yaml"
+    if not path.exists():
+        have = sorted(p.stem for p in path.parent.glob("*.yaml"))
+        raise ParamsError(f"{notebook} has no {scale} scale: params/{notebook}/ holds {', '.join(have) or 'nothing'}.")
+    return path
+
+
+def load(notebook: str, scale: str) -> dict:
+    """The checked parameters of a notebook at a scale. Raises ParamsError, see there."""
+    return check(path_of(notebook, scale), notebook_parameters(paths.notebooks() / f"{notebook}.ipynb"))
+
+
+def check(path: Path, schema: dict[str, dict]) -> dict:
+    """Read a parameter file and check it against a notebook's parameters: names, types, then values.
+
+    Raises ParamsError for text that is no YAML, and for an unknown, missing, mistyped or impossible value.
+    """
+    name = path.relative_to(paths.ROOT) if path.is_relative_to(paths.ROOT) else path
+    try:
+        given = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        raise ParamsError(f"{name} is not valid YAML: {str(error).splitlines()[0]}.") from None
+    if not isinstance(given, dict):
+        raise ParamsError(f"{name} must be lines of `key: value`, one a parameter.")
+    fields = {key: (VALUES.get(key, TYPES.get(entry["type"], object)), ...) for key, entry in schema.items()}
+    model = create_model("Parameters", __config__=ConfigDict(extra="forbid", strict=True), **fields)
+    try:
+        return model(**given).model_dump()
+    except ValidationError as error:
+        raise ParamsError(f"{name}: {_sentence(error.errors()[0], given, schema)}.") from None
+
+
+def _sentence(error: dict, given: dict, schema: dict) -> str:
+    """One pydantic error as a sentence that names the key, its value and what would be right."""
+    key, kind, value = error["loc"][0], error["type"], error.get("input")
+    if kind == "missing":
+        return f"{key} is missing: the notebook takes {', '.join(schema)}"
+    if kind == "extra_forbidden":
+        return f"{key} is not a parameter of the notebook, which takes {', '.join(schema)}"
+    if kind == "float_type" and isinstance(value, str):
+        try:
+            return f"{key} is the text {value!r}: write {_decimal(value)}, with a decimal point"
+        except ValueError:
+            pass
+    if kind == "literal_error":
+        return f"{key} is {value!r}: it must be {error['ctx']['expected']}"
+    return f"{key} is {value!r}: {error['msg'][0].lower()}{error['msg'][1:]} (the notebook's type is {schema[key]['type']})"
+
+
+def _decimal(text: str) -> str:
+    """A number's text as YAML 1.1 reads a float: 1e-3 -> 1.0e-3. Raises ValueError when it is no number."""
+    mantissa, _, exponent = f"{float(text):e}".partition("e")
+    return f"{float(mantissa)}e{int(exponent):+d}".replace("e+0", "e+0")

@@ -1,0 +1,117 @@
+"""A notebook's results on disk: staged while it runs, moved into place in one go when its last cell is reached.
+
+    outputs/<scale>/<notebook>/{result.json, *.csv, *.png, notebook.ipynb}
+"""
+
+import json
+import os
+import platform
+import shutil
+import time
+from dataclasses import dataclass, field
+from datetime import date
+from importlib.metadata import version
+from pathlib import Path
+
+import altair as alt
+import numpy as np
+import pandas as pd
+
+from lib import BEHAVIOUR, claims, engine, paths
+from lib.store import write_atomic
+
+PACKAGES = ("torch", "transformers", "numpy", "scipy", "pandas", "altair")
+
+
+@dataclass(frozen=True)
+class Results:
+    """Where one notebook puts what it finds. Nothing it wrote before is touched until `finish`."""
+
+    notebook: str
+    scale: str
+    staging: Path
+    started: float = field(default_factory=time.monotonic)
+
+    def table(self, frame: pd.DataFrame, name: str) -> pd.DataFrame:
+        """Keep a table as <name>.csv with 6 significant digits; returns it."""
+        frame.to_csv(self.staging / f"{name}.csv", index=False, float_format="%.6g")
+        return frame
+
+    def chart(self, chart: alt.TopLevelMixin, name: str) -> alt.TopLevelMixin:
+        """Keep a chart as <name>.png; returns it, so that the cell shows it."""
+        chart.save(self.staging / f"{name}.png", scale_factor=2)
+        return chart
+
+    def finish(self, params: dict, judgements: list[claims.Judgement], figures: dict, training_seconds: float = 0.0) -> Path:
+        """Write result.json and move everything into outputs/<scale>/<notebook>/. The last thing a notebook does.
+
+        `figures` are the numbers the verdicts came from; `training_seconds` the core-seconds its models took when they were
+        trained, which a warm run did not spend again.
+        """
+        verdicts, points = claims.as_records(judgements)
+        result = {
+            "notebook": self.notebook,
+            "scale": self.scale,
+            "params": params,
+            "seconds": round(time.monotonic() - self.started, 1),
+            "training_core_seconds": round(training_seconds, 1),
+            "date": date.today().isoformat(),
+            "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
+            "hardware": hardware(),
+            "behaviour": BEHAVIOUR,
+            "rules_hash": claims.rules_hash(),
+            "figures": figures,
+            "verdicts": verdicts,
+            "points": points,
+        }
+        text = json.dumps(_short(result), indent=1, sort_keys=True, allow_nan=False)
+        write_atomic(self.staging / "result.json", text + "\n")
+        final = paths.outputs() / self.scale / self.notebook
+        final.mkdir(parents=True, exist_ok=True)
+        new = {path.name for path in self.staging.iterdir()}
+        for path in self.staging.iterdir():
+            os.replace(path, final / path.name)
+        for path in final.iterdir():
+            if path.name not in new and path.suffix in (".csv", ".png"):
+                path.unlink()
+        self.staging.rmdir()
+        return final
+
+
+def begin(notebook: str, scale: str) -> Results:
+    """Open a notebook's results at a scale. Raises OSError, one sentence, when the outputs folder cannot be written."""
+    folder = paths.outputs() / scale
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for old in folder.glob(f".staging-{notebook}-*"):
+            if not Path(f"/proc/{old.name.rsplit('-', 1)[1]}").exists():
+                shutil.rmtree(old, ignore_errors=True)
+        staging = folder / f".staging-{notebook}-{os.getpid()}"
+        shutil.rmtree(staging, ignore_errors=True)
+        staging.mkdir()
+    except OSError as error:
+        raise OSError(f"{folder} cannot be written ({error.strerror}): make it writable, or set LOOPED_OUTPUTS") from None
+    return Results(notebook, scale, staging)
+
+
+def hardware() -> dict:
+    """Processor, cores this process may use, and memory in GiB."""
+    name = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        name = next((line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line), name)
+    gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return {"processor": name, "cores": engine.cores(), "memory_gib": round(gib), "system": platform.system()}
+
+
+def _short(value):
+    """Numbers to 6 significant digits, NaN to None, so that a diff is readable and the JSON valid."""
+    if isinstance(value, dict):
+        return {str(k): _short(v) for k, v in value.items()}
+    if isinstance(value, list | tuple):
+        return [_short(v) for v in value]
+    if isinstance(value, np.generic):
+        value = value.item()
+    if isinstance(value, float):
+        return float(f"{value:.6g}") if np.isfinite(value) else None
+    return value

@@ -1,0 +1,326 @@
+"""The rules of the contract paper's section 4.3: models trained from scratch with and without the norm.
+
+One function per claim, named after its id; the rule's text is in params/claims.yaml. Tables are long:
+accuracy    task, arm (no_norm | with_norm), seed, K (1..8 r0), d_star ("all" or a depth), width, value
+state_norm  arm, task, seed, K, value: mean L2 norm of the raw state at the answer position
+swapped     task, arm, seed, K (r0 and 8 r0), value: accuracy of that arm run with the other's boundary
+floors      task, d_star, value: the no-skill accuracy
+A diverged seed's value is NaN. A difference is no_norm minus with_norm; a fall is accuracy at r0 minus
+accuracy at another K of the same models. Cells are the dicts of `claims.point`.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+import pandas as pd
+
+from lib import claims, stats
+from lib.claims import Judgement, point
+
+ARMS = ("no_norm", "with_norm")
+TASKS = ("circuit", "hops")
+CONTRAST = "no_norm - with_norm"
+ENOUGH = 8  # seeds an arm with which the exact test of these families can reject
+ROUNDING = 1e-9  # a mean of equal accuracies may miss them by a rounding error
+
+
+def grid(r0: int) -> list[int]:
+    """The loop counts of the rules: 1, 2, r0 x {1, 2, 4, 8} and the powers of two up to 8 r0."""
+    return sorted({2**i for i in range((8 * r0).bit_length())} | {r0, 2 * r0, 4 * r0, 8 * r0})
+
+
+def by_seed(table: pd.DataFrame, **keys) -> pd.Series:
+    """Values by seed, over all d* (and the mean over widths); ValueError when there are none."""
+    chosen = table[table["d_star"] == "all"] if "d_star" in table else table
+    for column, wanted in keys.items():
+        chosen = chosen[chosen[column] == wanted]
+    if chosen.empty:
+        raise ValueError(f"no rows with {', '.join(f'{k} {v}' for k, v in keys.items())}")
+    return chosen.groupby("seed")["value"].mean(skipna=False)
+
+
+def _above(cell: dict, bound: float) -> bool:
+    return cell["low"] is not None and cell["low"] > bound + ROUNDING
+
+
+def _below(cell: dict, bound: float) -> bool:
+    return cell["high"] is not None and cell["high"] < bound - ROUNDING
+
+
+def contrasts(claim_id: str, accuracy: pd.DataFrame, places: list[tuple[str, int]]) -> list[dict]:
+    """A cell per (task, K): difference of the arms' means, exact p raw and Holm over all places, delta."""
+    pairs = [[by_seed(accuracy, task=t, arm=arm, K=K) for arm in ARMS] for t, K in places]
+    raw = [stats.mann_whitney(*pair)[1] for pair in pairs]
+    tests = [{"p_raw": p, "p_holm": q} for p, q in zip(raw, stats.holm(raw), strict=True)]
+    return [
+        _cell(stats.bootstrap_difference(*pair), claim_id, task=t, arm=CONTRAST, K=K, **test)
+        | {"delta": stats.cliffs_delta(*pair)}
+        for (t, K), pair, test in zip(places, pairs, tests, strict=True)
+    ]
+
+
+def means(claim_id: str, accuracy: pd.DataFrame, places: list[tuple[str, int]], arms=ARMS) -> list[dict]:
+    """A cell per (task, K) and arm: its mean accuracy over seeds."""
+    keys = [{"task": task, "arm": arm, "K": K} for task, K in places for arm in arms]
+    return [_mean(by_seed(accuracy, **key), claim_id, **key) for key in keys]
+
+
+def _cell(interval: stats.Interval, claim_id: str, **keys) -> dict:
+    return point(claim_id, **keys, **interval._asdict())
+
+
+def _mean(values: pd.Series, claim_id: str, **keys) -> dict:
+    return _cell(stats.bootstrap_mean(values), claim_id, **keys) if len(values) else point(claim_id, n=0, **keys)
+
+
+def _less(own: pd.Series, other: pd.Series) -> pd.Series:
+    """Per-seed differences of the same models, a diverged seed being 0 in both."""
+    if not own.index.equals(other.index):
+        raise ValueError(f"the same models have seeds {list(own.index)} once and {list(other.index)} once")
+    return own.fillna(0) - other.fillna(0)
+
+
+def fall(claim_id: str, accuracy: pd.DataFrame, arm: str, r0: int, K: int) -> dict:
+    """The cell of an arm's fall on circuit from r0 to K, over per-seed differences."""
+    values = (by_seed(accuracy, task="circuit", arm=arm, K=k) for k in (r0, K))
+    return _mean(_less(*values), claim_id, task="circuit", arm=f"{arm}, r0 - K", K=K)
+
+
+def competent(accuracy: pd.DataFrame, floors: pd.DataFrame, task: str, at: list[int], arms=ARMS) -> bool:
+    """Whether an arm's mean at one of the loop counts reaches 0.30 and exceeds the floor by over 0.05."""
+    of_task = floors[floors["task"] == task]
+    depths = of_task[of_task["d_star"].astype(str) != "all"]
+    floor = (of_task if depths.empty else depths)["value"].mean()
+    found = [by_seed(accuracy, task=task, arm=a, K=K).fillna(0).mean() for a in arms for K in at]
+    return max(found) >= 0.30 and max(found) - floor > 0.05
+
+
+def _first(**conditions: bool) -> str:
+    """The first verdict whose condition holds; a verdict that none fixes is inconclusive."""
+    return next((verdict for verdict, holds in conditions.items() if holds), "inconclusive")
+
+
+def _cell_text(cell: dict) -> str:
+    ends = "" if cell["low"] is None else f" [{cell['low']:.2f}, {cell['high']:.2f}]"
+    delta = "" if cell["delta"] is None else f"; delta {cell['delta']:.2f}"
+    return f"{cell['value']:+.2f}{ends}{delta}"
+
+
+def _diverged(accuracy: pd.DataFrame, tasks) -> str:
+    lost = accuracy[accuracy["value"].isna() & accuracy["task"].isin(tasks)].groupby(["arm", "task"])["seed"]
+    counts = ", ".join(f"{n} of {arm} on {task}" for (arm, task), n in lost.nunique().items())
+    return f"diverged: {counts}" if counts else ""
+
+
+def _judged(verdict: str, ours: str, head: dict, points: list[dict], notes=()) -> Judgement:
+    n = min(cell["n"] for cell in [c for c in points if c["p_raw"] is not None] or points)
+    few = f"n = {n} an arm cannot reject ({ENOUGH} can): intervals only" if n < ENOUGH else ""
+    reason = "; ".join(filter(None, (*notes, few)))
+    return Judgement(head["id"], verdict, ours, n, head["low"], head["high"], reason, points)
+
+
+def no_norm_never_worse(accuracy, floors, r0) -> Judgement:
+    """Over the grid on both tasks no significant loss without the norm and every interval above -0.02."""
+    places = [(task, K) for task in TASKS for K in grid(r0)]
+    cells = contrasts("no_norm_never_worse", accuracy, places)
+    able = [task for task in TASKS if competent(accuracy, floors, task, [r0])]
+    deciding = [cell for cell in cells if cell["task"] in able]
+    low = min(deciding or cells, key=lambda cell: cell["value"] if cell["low"] is None else cell["low"])
+    verdict = _first(
+        not_competent=not deciding,
+        not_replicated=any(cell["p_holm"] < 0.05 and cell["delta"] < 0 for cell in deciding),
+        # with too few seeds that no cell rejects says nothing
+        replicated=all(_above(cell, -0.02) and cell["n"] >= ENOUGH for cell in deciding),
+    )
+    notes = [f"{task} is not competent and does not decide" for task in TASKS if task not in able]
+    ours = f"lowest, {low['task']} {low['K']}: {_cell_text(low)}"
+    return _judged(verdict, ours, low, cells + means(low["id"], accuracy, places), notes)
+
+
+def no_norm_extrapolates_better(accuracy, floors, r0) -> Judgement:
+    """Beyond the budget on circuit: delta above 0 and Holm p below 0.05 in every cell."""
+    places = [("circuit", factor * r0) for factor in (2, 4, 8)]
+    cells = contrasts("no_norm_extrapolates_better", accuracy, places)
+    ahead = all(cell["delta"] > 0 for cell in cells)
+    verdict = _first(
+        not_competent=not competent(accuracy, floors, "circuit", [r0]),
+        replicated=ahead and all(cell["p_holm"] < 0.05 and cell["n"] >= ENOUGH for cell in cells),
+        not_replicated=any(_below(cell, 0) for cell in cells),
+        same_direction=ahead and any(cell["p_raw"] < 0.05 for cell in cells),  # raw p, as the rule has it
+    )
+    ours = f"{8 * r0}: {_cell_text(cells[-1])}"
+    return _judged(verdict, ours, cells[-1], cells + means(cells[0]["id"], accuracy, places))
+
+
+def norm_peaks_at_trained_depth(accuracy, floors, r0) -> Judgement:
+    """On circuit the normalised arm is best at r0 and falls to K = 1 and to 8 r0.
+
+    One arm against itself, so the gate is that arm's peak over the grid.
+    """
+    id, arm, counts = "norm_peaks_at_trained_depth", ["with_norm"], grid(r0)
+    cells = means(id, accuracy, [("circuit", K) for K in counts], arm)
+    falls = [fall(id, accuracy, "with_norm", r0, K) for K in (1, 8 * r0)]
+    peak = max(cells, key=lambda cell: (cell["value"], cell["K"] == r0))
+    best = cells[counts.index(r0)]["value"] >= peak["value"] - ROUNDING  # a shared peak counts
+    falling = all(_above(cell, 0) for cell in falls)
+    verdict = _first(
+        not_competent=not competent(accuracy, floors, "circuit", counts, arm),
+        not_replicated=any(_below(cell, 0) for cell in falls),
+        replicated=falling and best,
+        same_direction=falling,
+    )
+    ours = "; ".join(f"to {cell['K']}: {_cell_text(cell)}" for cell in falls)
+    notes = [f"the mean is highest at K = {r0 if best else peak['K']}"]
+    return _judged(verdict, f"falls {ours}", falls[1], falls + cells, notes)
+
+
+def hops_indistinguishable_at_r0(accuracy, floors, r0) -> Judgement:
+    """On hops the difference at r0 has its interval inside +-0.05; not_replicated wholly outside it."""
+    (cell,) = contrasts("hops_indistinguishable_at_r0", accuracy, [("hops", r0)])
+    verdict = _first(
+        not_competent=not competent(accuracy, floors, "hops", [r0]),
+        not_replicated=_above(cell, 0.05) or _below(cell, -0.05),
+        replicated=_above(cell, -0.05) and _below(cell, 0.05),
+    )
+    points = [cell, *means(cell["id"], accuracy, [("hops", r0)])]
+    return _judged(verdict, f"{r0}: {_cell_text(cell)}", cell, points, [f"p = {cell['p_raw']:.2g}"])
+
+
+def growth(state_norm: pd.DataFrame, arm: str, r0: int) -> pd.Series:
+    """State norm at 8 r0 over that at K = 1 on circuit, by seed; a diverged seed has none."""
+    last, first = (by_seed(state_norm, task="circuit", arm=arm, K=K) for K in (8 * r0, 1))
+    return (last / first).replace([np.inf, -np.inf], np.nan).dropna()
+
+
+def _grown(ratio: pd.Series, claim_id: str, arm: str, K: int) -> dict:
+    return _mean(ratio, claim_id, task="circuit", arm=f"{arm}, growth", K=K)
+
+
+def norm_growth_reversal(accuracy, state_norm, floors, r0) -> Judgement:
+    """On circuit the state grows more without the norm, intervals apart, and accuracy at 8 r0 is higher."""
+    id, last = "norm_growth_reversal", 8 * r0
+    grown = [growth(state_norm, arm, r0) for arm in ARMS]
+    none, norm = (_grown(g, id, arm, last) for g, arm in zip(grown, ARMS, strict=True))
+    gap = _grown(pd.Series(dtype=float), id, CONTRAST, last)
+    if none["n"] and norm["n"]:  # an arm that diverged in every seed has no growth to compare
+        gap |= stats.bootstrap_difference(*grown)._asdict()
+    (cell,) = contrasts(id, accuracy, [("circuit", last)])
+    apart = norm["high"] is not None and _above(none, norm["high"])
+    higher = cell["delta"] > 0 and cell["p_holm"] < 0.05 and cell["n"] >= ENOUGH
+    verdict = _first(
+        not_competent=not competent(accuracy, floors, "circuit", [r0]),
+        replicated=apart and higher,
+        not_replicated=_below(gap, 0) or _below(cell, 0),
+        same_direction=_above(gap, 0) and _above(cell, 0),
+    )
+    ours = f"growth {' against '.join(claims.render([g['value'] for g in (none, norm)]).split(', '))}"
+    points = [cell, none, norm, gap, *means(id, accuracy, [("circuit", last)])]
+    return _judged(verdict, ours, cell, points, [f"p = {cell['p_raw']:.2g}"])
+
+
+def agreement_not_sufficient(accuracy, swapped, floors, r0) -> Judgement:
+    """On circuit the other arm's boundary costs accuracy at r0, and with_norm as trained falls over 0.05."""
+    id, last = "agreement_not_sufficient", 8 * r0
+    costs, able = [], []
+    for arm in ARMS:
+        both = (by_seed(table, task="circuit", arm=arm, K=r0) for table in (accuracy, swapped))
+        costs.append(_mean(_less(*both), id, task="circuit", arm=f"{arm}, own - swapped boundary", K=r0))
+        if competent(accuracy, floors, "circuit", grid(r0), [arm]):
+            able.append(arm)
+    fallen = fall(id, accuracy, "with_norm", r0, last)
+    deciding = [cost for cost, arm in zip(costs, ARMS, strict=True) if arm in able]
+    necessary = "with_norm" in able and any(_above(cost, 0) for cost in deciding)
+    verdict = _first(
+        not_competent=not able,
+        replicated=necessary and _above(fallen, 0.05),
+        same_direction=necessary and _above(fallen, 0),
+        not_replicated=all(_below(cost, 0) for cost in deciding)
+        or ("with_norm" in able and _below(fallen, 0.05)),
+    )
+    ours = "; ".join(f"swap costs {arm} {_cell_text(cost)}" for arm, cost in zip(ARMS, costs, strict=True))
+    ours += f"; with_norm falls {_cell_text(fallen)}"
+    notes = [f"{arm} is not competent and does not decide" for arm in ARMS if arm not in able]
+    return _judged(verdict, ours, fallen, [*costs, fallen, *means(id, accuracy, [("circuit", r0)])], notes)
+
+
+def _value(claim: dict, ours, points: list[dict], r0: int, at_paper: bool) -> Judgement:
+    n = min(cell["n"] for cell in points)
+    scaled = "" if r0 == 4 else f"K beyond 1 scaled by r0 / 4, r0 = {r0}"
+    return replace(claims.judge_value(claim, ours, at_paper and r0 == 4, n, scaled), points=points)
+
+
+def accuracy_curve(claim: dict, accuracy, r0, at_paper) -> Judgement:
+    """scratch_circuit_none, scratch_circuit_norm, scratch_hops: mean accuracy at the claim's K, by arm.
+
+    The paper's K, given for r0 = 4, is read at the same multiple of r0; one loop stays one.
+    """
+    places = [(claim["task"], 1 if K == 1 else K * r0 // 4) for K in claim["K"]]
+    arms = [claim["arm"]] if "arm" in claim else ARMS
+    cells = means(claim["id"], accuracy, places, arms)
+    ours = {arm: [cell["value"] for cell in cells if cell["arm"] == arm] for arm in arms}
+    return _value(claim, ours[claim["arm"]] if "arm" in claim else ours, cells, r0, at_paper)
+
+
+def scratch_circuit_p(claim: dict, accuracy, r0, at_paper) -> Judgement:
+    """Raw exact p on circuit at K = 1, at r0, and at every count beyond."""
+    counts = [1, r0, 2 * r0, 4 * r0, 8 * r0]
+    cells = contrasts("scratch_circuit_p", accuracy, [("circuit", K) for K in counts])
+    p = [cell["p_raw"] for cell in cells]
+    return _value(claim, [p[0], p[1], p[2:]], cells, r0, at_paper)
+
+
+def scratch_circuit_delta(claim: dict, accuracy, r0, at_paper) -> Judgement:
+    """Largest Cliff's delta on circuit beyond r0."""
+    places = [("circuit", factor * r0) for factor in (2, 4, 8)]
+    cells = contrasts("scratch_circuit_delta", accuracy, places)
+    ours = max(cell["delta"] for cell in cells)
+    return _value(claim, ours, cells, r0, at_paper)
+
+
+def scratch_hops_p_at_r0(claim: dict, accuracy, r0, at_paper) -> Judgement:
+    """Raw exact p on hops at r0."""
+    cells = contrasts("scratch_hops_p_at_r0", accuracy, [("hops", r0)])
+    return _value(claim, cells[0]["p_raw"], cells, r0, at_paper)
+
+
+def state_norm_growth(claim: dict, state_norm, r0, at_paper) -> Judgement:
+    """Mean over seeds of the state norm at 8 r0 over that at K = 1, both arms, on circuit."""
+    cells = [_grown(growth(state_norm, arm, r0), "state_norm_growth", arm, 8 * r0) for arm in ARMS]
+    ours = {arm: cell["value"] for arm, cell in zip(ARMS, cells, strict=True)}
+    return _value(claim, ours, cells, r0, at_paper)
+
+
+def judge(accuracy, state_norm, swapped, floors, r0: int, scale: str) -> list[Judgement]:
+    """All claims of section 4.3 from the tables above, seeds that diverged named in each reason.
+
+    r0 is the trained loop count; the reported values are judged at scale "paper" alone. A claim on a
+    task that was not run is out_of_reach. Raises ValueError on an absent arm, loop count or seed.
+    """
+    rules, common, value = claims.load(), (accuracy, floors, r0), (accuracy, r0, scale == "paper")
+    circuit, hops = TASKS[:1], TASKS[1:]
+    todo = {
+        "scratch_circuit_none": (circuit, accuracy_curve, value),
+        "scratch_circuit_norm": (circuit, accuracy_curve, value),
+        "scratch_circuit_p": (circuit, scratch_circuit_p, value),
+        "scratch_circuit_delta": (circuit, scratch_circuit_delta, value),
+        "scratch_hops": (hops, accuracy_curve, value),
+        "scratch_hops_p_at_r0": (hops, scratch_hops_p_at_r0, value),
+        "no_norm_never_worse": (TASKS, no_norm_never_worse, common),
+        "no_norm_extrapolates_better": (circuit, no_norm_extrapolates_better, common),
+        "norm_peaks_at_trained_depth": (circuit, norm_peaks_at_trained_depth, common),
+        "hops_indistinguishable_at_r0": (hops, hops_indistinguishable_at_r0, common),
+        "state_norm_growth": (circuit, state_norm_growth, (state_norm, *value[1:])),
+        "norm_growth_reversal": (circuit, norm_growth_reversal, (accuracy, state_norm, floors, r0)),
+        "agreement_not_sufficient": (circuit, agreement_not_sufficient, (accuracy, swapped, floors, r0)),
+    }
+    found = []
+    for id, (tasks, rule, tables) in todo.items():
+        absent = " and ".join(task for task in tasks if task not in set(accuracy["task"]))
+        if absent:
+            reason = f"takes {' and '.join(tasks)}; {absent} was not run"
+            found.append(Judgement(id, "out_of_reach", "", 0, reason=reason))
+            continue
+        judged = rule(rules[id], *tables) if rules[id]["kind"] == "value" else rule(*tables)
+        lost = _diverged(accuracy, tasks)
+        found.append(replace(judged, reason="; ".join(filter(None, (judged.reason, lost)))))
+    return found

@@ -1,0 +1,161 @@
+"""The statistics of the replication: exact rank tests over seeds, bootstraps, McNemar, Holm.
+
+Seeds may be NaN: a diverged seed. It ranks below every number and counts as accuracy 0 in a mean.
+"""
+
+from math import comb
+from typing import NamedTuple
+
+import numpy as np
+from scipy import stats
+
+
+class Interval(NamedTuple):
+    """An estimate with its 95 % percentile interval and the number of units behind it."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+def _group(values, name: str) -> np.ndarray:
+    array = np.asarray(values, dtype=float).ravel()
+    if array.size == 0:
+        raise ValueError(f"group {name} is empty: at least one value is needed")
+    return array
+
+
+def _doubled_u(x: np.ndarray, y: np.ndarray) -> tuple[int, np.ndarray]:
+    """Twice U of x (an integer, ties included) and the doubled midranks of x followed by y."""
+    both = np.concatenate([x, y])
+    # a diverged seed ranks last; -inf and NaN tie
+    midranks = stats.rankdata(np.where(np.isnan(both), -np.inf, both), method="average")
+    doubled = np.rint(2 * midranks).astype(int)
+    return int(doubled[: x.size].sum()) - x.size * (x.size + 1), doubled
+
+
+def mann_whitney(x, y) -> tuple[float, float]:
+    """Exact two-sided Mann-Whitney test on midranks; x (m,), y (n,), NaN = diverged, ranks last.
+
+    Returns (U, p): U counts pairs with x > y plus half the ties, and
+    p = P(|U - mn/2| >= observed) over all C(m+n, m) relabelings of the pooled values, so it stays
+    exact with ties (Lehmann, Nonparametrics, 1975, sections 1.2 and 1.4). The test of the contract
+    paper's section 4.3. Raises ValueError on an empty group.
+    """
+    x, y = _group(x, "x"), _group(y, "y")
+    doubled_u, ranks = _doubled_u(x, y)
+    m, total = min(x.size, y.size), x.size + y.size
+    size = int(np.sort(ranks)[-m:].sum()) + 1
+    # counts[k, s] = subsets of k pooled values whose doubled ranks sum to s. No count exceeds
+    # C(total, m) as m <= total / 2, so int64 is exact below 2**63 and Python integers take over above.
+    counts = np.zeros((m + 1, size), dtype=np.int64 if comb(total, m) < 2**63 else object)
+    counts[0, 0] = 1
+    for rank in ranks:
+        taken = counts[:-1, : size - rank].copy()
+        counts[1:, rank:] += taken
+    # |2U - mn| is the same for either group, so the smaller one may be relabeled
+    distance = np.abs(np.arange(size) - m * (m + 1) - x.size * y.size)
+    extreme = counts[m, distance >= abs(doubled_u - x.size * y.size)].sum()
+    return doubled_u / 2, int(extreme) / comb(total, m)
+
+
+def cliffs_delta(x, y) -> float:
+    """Cliff's delta, P(x > y) - P(x < y) over all pairs, in [-1, 1]; NaN ranks below every number.
+
+    x (m,), y (n,). Cliff, Psychological Bulletin 114 (1993). Raises ValueError on an empty group.
+    """
+    x, y = _group(x, "x"), _group(y, "y")
+    pairs = x.size * y.size
+    return (_doubled_u(x, y)[0] - pairs) / pairs
+
+
+def holm(p) -> np.ndarray:
+    """Holm's step-down adjusted p-values of one family, p (k,) -> (k,), in the order given.
+
+    Monotone in p and capped at 1. Holm, Scandinavian Journal of Statistics 6 (1979).
+    Raises ValueError when a p-value is NaN or outside [0, 1].
+    """
+    p = np.asarray(p, dtype=float).ravel()
+    if not ((p >= 0) & (p <= 1)).all():
+        raise ValueError("every p-value must lie in [0, 1]")
+    order = np.argsort(p, kind="stable")
+    adjusted = np.empty_like(p)
+    adjusted[order] = np.minimum(np.maximum.accumulate(p[order] * np.arange(p.size, 0, -1)), 1)
+    return adjusted
+
+
+def _resampled_means(
+    sums: np.ndarray, sizes: np.ndarray, rng: np.random.Generator, resamples: int
+) -> np.ndarray:
+    """Means (resamples,) over units drawn with replacement, each of `sizes` values that add to `sums`."""
+    chunks = []
+    for start in range(0, resamples, 1000):  # bounds the memory at many units
+        drawn = rng.integers(sums.size, size=(min(1000, resamples - start), sums.size))
+        chunks.append(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1))
+    return np.concatenate(chunks)
+
+
+def _percentiles(draws: np.ndarray) -> tuple[float, float]:
+    low, high = np.percentile(draws, [2.5, 97.5])
+    return float(low), float(high)
+
+
+def bootstrap_mean(x, seed: int = 0, resamples: int = 10_000) -> Interval:
+    """Mean of x (n,) over seeds with a 95 % percentile bootstrap interval; NaN counts as 0.
+
+    One value gives low = high = nan. Efron and Tibshirani, An Introduction to the Bootstrap (1993),
+    chapter 13. Raises ValueError on an empty x.
+    """
+    x = np.nan_to_num(_group(x, "x"), nan=0.0)
+    if x.size == 1:
+        return Interval(float(x[0]), np.nan, np.nan, 1)
+    draws = _resampled_means(x, np.ones(x.size), np.random.default_rng(seed), resamples)
+    return Interval(float(x.mean()), *_percentiles(draws), x.size)
+
+
+def bootstrap_difference(x, y, seed: int = 0, resamples: int = 10_000) -> Interval:
+    """Mean of x (m,) minus mean of y (k,), independent groups, with a 95 % percentile interval.
+
+    NaN counts as 0; n is the smaller group's size; a group of one gives low = high = nan.
+    Efron and Tibshirani (1993), chapters 8 and 13. Raises ValueError on an empty group.
+    """
+    x, y = (np.nan_to_num(_group(v, name), nan=0.0) for v, name in ((x, "x"), (y, "y")))
+    value, n = float(x.mean() - y.mean()), min(x.size, y.size)
+    if n == 1:
+        return Interval(value, np.nan, np.nan, 1)
+    rng = np.random.default_rng(seed)
+    of_x, of_y = (_resampled_means(v, np.ones(v.size), rng, resamples) for v in (x, y))
+    return Interval(value, *_percentiles(of_x - of_y), n)
+
+
+def mcnemar(b: int, c: int) -> float:
+    """Exact two-sided McNemar p of the discordant counts b and c; 1 when there are none.
+
+    The binomial test of b out of b + c at 1/2 (McNemar, Psychometrika 12, 1947).
+    Raises ValueError on a negative count.
+    """
+    if b < 0 or c < 0:
+        raise ValueError(f"discordant counts must not be negative, got {b} and {c}")
+    return 1.0 if b + c == 0 else float(stats.binomtest(int(b), int(b + c), 0.5).pvalue)
+
+
+def cluster_bootstrap(difference, cluster, seed: int = 0, resamples: int = 10_000) -> Interval:
+    """Mean of difference (N,) with a 95 % percentile interval, whole clusters drawn with replacement.
+
+    cluster (N,) labels each value's cluster; n is N. One cluster gives low = high = nan.
+    Davison and Hinkley, Bootstrap Methods and their Application (1997), section 3.8.
+    Raises ValueError on empty, unequal or NaN input.
+    """
+    difference, labels = _group(difference, "difference"), np.asarray(cluster).ravel()
+    if labels.size != difference.size:
+        raise ValueError(f"difference has {difference.size} values, cluster {labels.size}")
+    if np.isnan(difference).any():
+        raise ValueError("difference has a NaN: every instance needs a value")
+    _, index, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    value, n = float(difference.mean()), difference.size
+    if sizes.size == 1:
+        return Interval(value, np.nan, np.nan, n)
+    sums = np.bincount(index.ravel(), weights=difference)
+    draws = _resampled_means(sums, sizes, np.random.default_rng(seed), resamples)
+    return Interval(value, *_percentiles(draws), n)

@@ -1,0 +1,210 @@
+"""Training one looped model on one task: a pure function of its run, resumable bit for bit.
+
+Contract paper, section 4.3: arms differ in the boundary alone. Shapes: B batch, T tokens, F fields, A answers, V vocabulary.
+"""
+
+import dataclasses
+import json
+import math
+import time
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from lib import BEHAVIOUR
+from lib.config import LoopedConfig
+from lib.looped import LoopedModel, build
+from lib.store import Store, key, write_atomic
+from lib.tasks import Task, training_batches
+
+OPTIMIZERS = ("adamw", "muon")
+LOOP_SAMPLING = ("fixed", "poisson_lognormal")
+BATCHES_AT_ONCE = 32  # made together: one vectorised call; batch i never depends on it
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How a model is trained. Raises ValueError naming the key when a value is impossible."""
+
+    steps: int
+    batch_size: int
+    lr: float  # peak; warm-up is linear, decay a cosine to zero
+    optimizer: str = "adamw"  # muon: torch's Muon for the blocks' matrices, AdamW at lr_other for the rest
+    lr_other: float = 3.0e-3
+    warmup: int = 100  # steps
+    weight_decay: float = 0.0  # on the blocks' matrices
+    clip: float = 1.0  # largest gradient norm
+    loop_sampling: str = "fixed"  # poisson_lognormal: 1 + Poisson(LogNormal), mean r0 (Huginn's, without truncation)
+
+    def __post_init__(self):
+        for key in ("steps", "batch_size"):
+            if getattr(self, key) < 1:
+                raise ValueError(f"{key} is {getattr(self, key)}: it must be at least 1")
+        for key in ("lr", "lr_other", "clip"):
+            if not (math.isfinite(getattr(self, key)) and getattr(self, key) > 0):
+                raise ValueError(f"{key} is {getattr(self, key)}: it must be a positive number")
+        if self.warmup < 0 or self.weight_decay < 0:
+            raise ValueError(f"warmup is {self.warmup} and weight_decay {self.weight_decay}: both must be 0 or more")
+        for key, allowed in (("optimizer", OPTIMIZERS), ("loop_sampling", LOOP_SAMPLING)):
+            if getattr(self, key) not in allowed:
+                raise ValueError(f"{key} is {getattr(self, key)!r}: it must be one of {', '.join(allowed)}")
+
+
+@dataclass(frozen=True)
+class Run:
+    """Everything that determines one trained model. `model` holds LoopedConfig values; the vocabulary comes from the task."""
+
+    task: Task
+    model: tuple[tuple[str, object], ...]
+    recipe: Recipe
+    seed: int
+
+    def config(self) -> LoopedConfig:
+        """The model's configuration."""
+        return LoopedConfig(**{**dict(self.model), "vocab_size": self.task.vocab_size})
+
+    def spec(self) -> dict:
+        """The run's key material: values that differ from their defaults, so that a new option keeps earlier runs valid."""
+        default = LoopedConfig()
+        model = {k: v for k, v in self.model if v != getattr(default, k)}
+        return {
+            "kind": "train",
+            "task": _stated(self.task),
+            "model": model,
+            "recipe": _stated(self.recipe),
+            "seed": self.seed,
+            "torch": torch.__version__,
+            "behaviour": BEHAVIOUR,
+        }
+
+
+def make_run(task: Task, recipe: Recipe, seed: int, **model) -> Run:
+    """A run from keyword values of the model's configuration. Raises ValueError when the configuration is impossible."""
+    run = Run(task, tuple(sorted(model.items())), recipe, seed)
+    run.config()
+    return run
+
+
+def _stated(value) -> dict:
+    """A dataclass's fields that have no default or differ from it."""
+    fields = dataclasses.fields(value)
+    return {f.name: getattr(value, f.name) for f in fields if getattr(value, f.name) != f.default}
+
+
+def learning_rate(step: int, recipe: Recipe) -> float:
+    """The schedule's factor on the peak rate at `step`: linear warm-up, then a cosine to zero."""
+    if step < recipe.warmup:
+        return (step + 1) / recipe.warmup
+    span = max(1, recipe.steps - recipe.warmup)
+    return 0.5 * (1 + math.cos(math.pi * (step - recipe.warmup) / span))
+
+
+def loop_count(step: int, recipe: Recipe, r0: int, seed: int) -> int:
+    """Loops of training step `step`: r0, or drawn around it. A function of its arguments alone."""
+    if recipe.loop_sampling == "fixed" or r0 == 1:
+        return r0
+    rng = np.random.Generator(np.random.Philox(key=[seed, step]))
+    return 1 + int(rng.poisson(rng.lognormal(math.log(r0 - 1) - 0.125, 0.5)))  # sigma 0.5: mean r0 - 1
+
+
+def optimizers(model: LoopedModel, recipe: Recipe) -> list[torch.optim.Optimizer]:
+    """The recipe's optimisers over all parameters; decay touches only the blocks' matrices."""
+    blocks = [p for part in (model.prelude, model.core, model.coda) for p in part.parameters() if p.dim() == 2]
+    chosen = {id(p) for p in blocks}
+    rest = [p for p in model.parameters() if id(p) not in chosen]
+    if recipe.optimizer == "muon":
+        return [
+            torch.optim.Muon(blocks, lr=recipe.lr, weight_decay=recipe.weight_decay),
+            torch.optim.AdamW(rest, lr=recipe.lr_other, weight_decay=0.0, fused=True),
+        ]
+    groups = [{"params": blocks, "weight_decay": recipe.weight_decay}, {"params": rest, "weight_decay": 0.0}]
+    return [torch.optim.AdamW(groups, lr=recipe.lr, fused=True)]
+
+
+def update(model: LoopedModel, opts: list, batch, recipe: Recipe, loops: int, factor: float) -> float:
+    """One optimiser step on one batch at `factor` of the peak rate; returns the loss at the answers, in nats.
+
+    batch.ids (B, T, F), batch.labels (B, A) at batch.answer_positions (A,).
+    """
+    device = model.device
+    ids = torch.as_tensor(batch.ids, device=device)
+    positions, labels = (torch.as_tensor(v, device=device) for v in (batch.answer_positions, batch.labels))
+    logits = model(ids, loops=loops, answer_positions=positions).logits
+    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    for opt, peak in zip(opts, (recipe.lr, recipe.lr_other), strict=False):
+        for group in opt.param_groups:
+            group["lr"] = peak * factor
+        opt.zero_grad(set_to_none=True)
+    loss.backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
+    for opt in opts:
+        opt.step()
+    return loss.item()
+
+
+def train(run: Run, folder: Path, report=None, checkpoint_seconds: float = 10.0) -> None:
+    """Train `run`, leaving model.safetensors, config.json, losses.npy, training.json and train.log in `folder`.
+
+    A checkpoint there (left by a killed process) is resumed; the result is bitwise that of an unbroken run on one machine
+    with one thread. A loss that is not finite ends the run and marks it diverged. report(done, total) is called as it goes.
+    """
+    recipe, config = run.recipe, run.config()
+    model = build(config, run.seed)
+    opts = optimizers(model, recipe)
+    losses = np.full(recipe.steps, np.nan, dtype=np.float32)
+    start, diverged, checkpoint = 0, False, folder / "checkpoint.pt"
+    if checkpoint.exists():
+        saved = torch.load(checkpoint, weights_only=True)
+        model.load_state_dict(saved["model"])
+        for opt, state in zip(opts, saved["optimizers"], strict=True):
+            opt.load_state_dict(state)
+        start = saved["step"]
+        losses[:start] = saved["losses"].numpy()
+        log(folder, f"resumed from step {start} of {recipe.steps}")
+    else:
+        log(folder, f"started: {recipe.steps} steps")
+    saved_at, batches = time.monotonic(), []
+    for step in range(start, recipe.steps):
+        if not batches:
+            ahead = range(step, min(step + BATCHES_AT_ONCE, recipe.steps))
+            batches = training_batches(run.task, recipe.batch_size, ahead, run.seed)[::-1]
+        loops = loop_count(step, recipe, config.loops, run.seed)
+        losses[step] = update(model, opts, batches.pop(), recipe, loops, learning_rate(step, recipe))
+        if diverged := not math.isfinite(losses[step]):
+            log(folder, f"diverged: the loss at step {step} is {losses[step]}")
+            break
+        if time.monotonic() - saved_at > checkpoint_seconds:
+            state = {"model": model.state_dict(), "optimizers": [o.state_dict() for o in opts], "step": step + 1}
+            save_checkpoint({**state, "losses": torch.from_numpy(losses[: step + 1].copy())}, checkpoint)
+            log(folder, f"checkpoint at step {step + 1}")
+            saved_at = time.monotonic()
+        if report:
+            report(step + 1, recipe.steps)
+    model.save_pretrained(folder)
+    np.save(folder / "losses.npy", losses)
+    summary = {"diverged": diverged, "steps": int(np.isfinite(losses).sum()), "final_loss": float(np.nanmean(losses[-50:]))}
+    write_atomic(folder / "training.json", json.dumps(summary, indent=1))
+    log(folder, "finished")
+
+
+def save_checkpoint(state: dict, path: Path) -> None:
+    """Write a checkpoint under a temporary name, then rename: a kill leaves the old one or the new one, never half."""
+    temporary = path.with_suffix(".tmp")
+    torch.save(state, temporary)
+    temporary.replace(path)
+
+
+def log(folder: Path, line: str) -> None:
+    """Append one dated line to the run's train.log."""
+    with open(folder / "train.log", "a", encoding="utf-8") as f:
+        f.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}\n")
+
+
+def trained(run: Run, root: Path, report=None) -> Path:
+    """The run's folder in the store at `root`, trained now if it is not there yet."""
+    spec = run.spec()
+    return Store(root).make(key(spec), spec, lambda folder: train(run, folder, report))

@@ -1,0 +1,197 @@
+"""The scaffolding: what is pinned, what is declared, what make does, and what no file may say."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+
+import pytest
+import yaml
+
+from lib.paths import ROOT
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+RUNTIME = PROJECT["dependencies"]
+EXTRAS = [line for extra in PROJECT.get("optional-dependencies", {}).values() for line in extra]
+TEST = PROJECT["optional-dependencies"]["test"]
+TARGETS = ("help", "replicate", "test", "bench", "lock", "clean-env")
+IMPORT_NAMES = {"yaml": "pyyaml", "sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
+IMPORT_NAMES |= {"lm_eval": "lm-eval"}
+# called by name or through another package, never imported here; vl-convert-python draws altair's pictures
+TOOLS = {"jupyterlab", "ipykernel", "jupytext", "papermill", "nbconvert", "vl-convert-python"}
+
+
+def name_of(requirement):
+    return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-").replace(".", "-")
+
+
+def lock_lines():
+    lines = (ROOT / "requirements.lock").read_text().splitlines()
+    return [line for line in lines if not line.startswith("#")]
+
+
+def python_files(*folders):
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def test_every_line_of_the_lock_is_a_plain_pin():
+    for line in lock_lines():
+        assert re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line), line
+    names = [name_of(line) for line in lock_lines()]
+    assert len(names) == len(set(names))
+    assert names == sorted(names) and "pip" not in names and PROJECT["name"] not in names
+
+
+def test_every_declared_package_is_in_the_lock_within_its_bounds():
+    from packaging.requirements import Requirement
+
+    pins = {name_of(line): line.split("==")[1] for line in lock_lines()}
+    assert pins["torch"] == "2.13.0"
+    for line in RUNTIME + TEST:
+        assert Requirement(line).specifier.contains(pins[name_of(line)]), line
+
+
+def test_environment_yml_leaves_the_pins_to_the_lock():
+    environment = yaml.safe_load((ROOT / "environment.yml").read_text())
+    assert environment["name"] == "looped"
+    assert environment["channels"] == ["conda-forge"]
+    assert environment["dependencies"] == ["python=3.11", "pip", {"pip": ["-r requirements.lock", "-e ."]}]
+    assert PROJECT["requires-python"] == ">=3.11,<3.12"
+    assert sys.version_info[:2] == (3, 11)
+
+
+def imported_packages(*folders):
+    found = {}
+    for path in python_files(*folders):
+        for node in ast.walk(ast.parse(path.read_text(), filename=str(path))):
+            if isinstance(node, ast.Import):
+                names = [alias.name for alias in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [node.module]
+            else:
+                continue
+            for name in names:
+                top = name.split(".")[0]
+                if top not in sys.stdlib_module_names | {"lib", "tests"}:
+                    found.setdefault(IMPORT_NAMES.get(top, top), path.relative_to(ROOT))
+    return found
+
+
+def test_what_is_imported_is_declared_and_the_other_way_round():
+    runtime, every = {name_of(r) for r in RUNTIME}, {name_of(r) for r in RUNTIME + EXTRAS}
+    product, all_files = imported_packages("lib", "notebooks"), imported_packages("lib", "notebooks", "tests")
+    # pytest's own helper, and installed with it
+    undeclared = {name: str(path) for name, path in all_files.items() if name not in every | {"packaging"}}
+    assert not undeclared, f"imported but not declared in pyproject.toml: {undeclared}"
+    unused = runtime - set(product) - TOOLS
+    assert not unused, f"declared in pyproject.toml but never imported: {sorted(unused)}"
+
+
+def test_every_public_name_of_lib_says_what_it_is():
+    silent = []
+    for path in python_files("lib"):
+        tree = ast.parse(path.read_text(), filename=str(path))
+        if not ast.get_docstring(tree):
+            silent.append(path.name)
+        scopes = [tree] + [
+            node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"
+        ]
+        for scope in scopes:
+            for node in scope.body:
+                public = isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
+                if public and not ast.get_docstring(node):
+                    silent.append(f"{path.name}:{node.lineno} {node.name}")
+    assert not silent, f"without a docstring: {silent}"
+
+
+def make(folder, *arguments, **environment):
+    if not shutil.which("make"):
+        pytest.skip("make is not installed")
+    # an outer make must not speak to this one
+    outer = {name: value for name, value in os.environ.items() if not name.startswith(("MAKE", "MFLAGS"))}
+    return subprocess.run(
+        ["make", *arguments],
+        cwd=folder,
+        env=outer | environment,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+
+def test_make_help_is_the_default_and_lists_every_target():
+    told = make(ROOT).stdout
+    assert told == make(ROOT, "help").stdout
+    assert tuple(line.split()[1] for line in told.splitlines()) == TARGETS
+    assert all(len(line.split()) > 3 for line in told.splitlines())
+
+
+def test_make_passes_scale_and_names_on():
+    told = make(ROOT, "--dry-run", "replicate", "SCALE=smoke", "ONLY=a b").stdout
+    assert told.splitlines()[-1] == ".venv/bin/python -m lib run --scale smoke --only a b"
+    assert make(ROOT, "--dry-run", "replicate").stdout.splitlines()[-1].endswith("lib run --scale laptop")
+
+
+@pytest.fixture
+def bare(tmp_path):
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, tmp_path)
+    (tmp_path / "requirements.lock").write_text("no-such-package-xyz==0\n")
+    return tmp_path
+
+
+def test_a_failed_install_leaves_no_environment(bare):
+    done = make(bare, "replicate", f"PYTHON={sys.executable}", PIP_NO_INDEX="1")
+    assert done.returncode != 0
+    assert "no-such-package-xyz" in done.stderr and "could not be made" in done.stderr
+    assert not (bare / ".venv").exists()
+
+
+def test_another_python_is_refused_in_a_sentence(bare):
+    done = make(bare, "replicate", "PYTHON=false")
+    assert done.returncode != 0
+    assert "Python 3.11 is needed and false is not it" in done.stderr
+    assert not (bare / ".venv").exists()
+
+
+def test_an_environment_is_made_again_when_the_lock_changed_or_an_install_was_killed(bare):
+    stamp = bare / ".venv" / ".installed"
+    assert "-m venv .venv" in make(bare, "--dry-run", "replicate").stdout
+    stamp.parent.mkdir()
+    assert "-m venv .venv" in make(bare, "--dry-run", "replicate").stdout
+    stamp.touch()
+    assert "-m venv .venv" not in make(bare, "--dry-run", "replicate").stdout
+    later = stamp.stat().st_mtime + 10
+    os.utime(bare / "requirements.lock", (later, later))
+    assert "-m venv .venv" in make(bare, "--dry-run", "replicate").stdout
+
+
+def test_no_file_names_a_package_registry_or_a_place_of_one_machine():
+    listed = (
+        subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
+        if _git()
+        else None
+    )
+    if listed is None or listed.returncode:
+        pytest.skip("this is no git checkout")
+    # spelled so that this file does not match itself
+    registry = re.compile(r"https?://[^\s\"')>]*(py[p]i\b|python[h]osted|/simpl[e]\b|registr[y]\.|pkg[s]\.)")
+    place = re.compile(r"(?<![\w.:/-])/(wor[k]|hom[e]|roo[t]|User[s])/\w")
+    found = []
+    for name in filter(None, listed.stdout.split("\0")):
+        try:
+            text = (ROOT / name).read_text(encoding="utf-8")
+        except (UnicodeDecodeError, FileNotFoundError):
+            continue
+        for pattern in (registry, place):
+            if match := pattern.search(text):
+                found.append(f"{name}: {match[0]}")
+    assert not found, found
+
+
+def _git():
+    return shutil.which("git")
