@@ -46,17 +46,17 @@ def norm_calls(model: nn.Module, loop_counts, run) -> dict[str, tuple[int, ...]]
     {module name: (calls at each of loop_counts)}. Works on any model, not only ours.
     """
     norms = {name: m for name, m in model.named_modules() if "norm" in type(m).__name__.lower()}
-    calls = []
+    found = []
     for loops in loop_counts:
-        count = Counter()
-        hooks = [m.register_forward_hook(lambda *_, n=name: count.update([n])) for name, m in norms.items()]
+        calls = Counter()
+        hooks = [m.register_forward_hook(lambda *_, c=calls, n=name: c.update([n])) for name, m in norms.items()]
         try:
             run(model, loops)
         finally:
             for hook in hooks:
                 hook.remove()
-        calls.append(count)
-    return {name: tuple(count[name] for count in calls) for name in norms}
+        found.append(calls)
+    return {name: tuple(calls[name] for calls in found) for name in norms}
 
 
 def placement(calls: tuple[int, ...]) -> str:

@@ -51,7 +51,7 @@ class Judgement:
 
 def _read(path) -> dict:
     path = Path(path or CLAIMS)
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    content = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
     if not isinstance(content, dict) or not isinstance(content.get("claims"), list):
         raise ValueError(f"{path} has no list named claims")
     return content

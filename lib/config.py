@@ -18,7 +18,10 @@ AXES = {
     "state_init": ("input", "zeros", "noise"),
     "state": ("single",),
     "readout": ("normalised", "raw"),
-    "readout_order": ("coda_norm", "norm_coda_norm"),  # norm_coda_norm: Huginn's, the same norm before and after the coda
+    "readout_order": (
+        "coda_norm",
+        "norm_coda_norm",
+    ),  # norm_coda_norm: Huginn's, the same norm before and after the coda
     "feed_forward": ("dense",),
 }
 

@@ -103,9 +103,7 @@ def map_local(
         progress.show(last=True)
     if failures:
         told = "; ".join(f"job {i}: {failures[i][0]}" for i in sorted(failures))
-        raise EngineError(
-            f"{len(failures)} of {len(specs)} jobs failed ({told}).", {i: f[1] for i, f in failures.items()}
-        )
+        raise EngineError(f"{len(failures)} of {len(specs)} jobs failed ({told}).", {i: f[1] for i, f in failures.items()})
     return [results[i] for i in range(len(specs))]
 
 

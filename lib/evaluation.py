@@ -47,7 +47,11 @@ class Readings:
 
 
 def read(
-    model: LoopedModel, instances: Instances, max_loops: int, boundary: Boundary | None = None, batch_size: int = 256
+    model: LoopedModel,
+    instances: Instances,
+    max_loops: int,
+    boundary: Boundary | None = None,
+    batch_size: int = 256,
 ) -> Readings:
     """Sweep a stratum of instances. Raises ValueError when max_loops is below 1."""
     parts = []

@@ -4,6 +4,7 @@ Contract paper, section 4.3: two arms that differ in whether the state is normal
 """
 
 import dataclasses
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -46,7 +47,8 @@ def arm_run(p: dict, family: str, arm: str, seed: int) -> Run:
         loop_sampling=p["loop_sampling"],
     )
     model = {k: p[k] for k in ("d_model", "n_heads", "d_ff", "core")}
-    return make_run(task_of(p, family), recipe, seed, **model, loops=p["r0"], boundary=ARMS[arm].period)
+    model |= {"loops": p["r0"], "boundary": ARMS[arm].period}
+    return make_run(task_of(p, family), recipe, seed, device=p["device"], **model)
 
 
 @dataclass(frozen=True)
@@ -68,11 +70,17 @@ def train_and_sweep(job: Job, report=None) -> dict:
 def swept(job: Job, model_folder: Path, boundary: Boundary, loops: int) -> Path:
     """The store's folder with one sweep's readings, one file a depth: made now if it is not there yet."""
     train_spec = job.run.spec()
-    spec = {"kind": "sweep", "train": key(train_spec), "boundary": boundary.period, "loops": loops, "n": job.n}
+    spec = {
+        "kind": "sweep",
+        "train": key(train_spec),
+        "boundary": boundary.period,
+        "loops": loops,
+        "n": job.n,
+    }
     spec |= {"torch": torch.__version__, "behaviour": BEHAVIOUR}
 
     def build(folder: Path):
-        model = LoopedModel.from_pretrained(model_folder).eval()
+        model = LoopedModel.from_pretrained(model_folder).eval().to(job.run.device)
         for d_star in range(1, job.run.task.max_depth + 1):
             readings = read(model, evaluation_set(job.run.task, d_star, job.n), loops, boundary)
             np.savez(folder / f"depth_{d_star}.npz", **dataclasses.asdict(readings))
@@ -95,6 +103,44 @@ def table(folder: Path, task: Task) -> pd.DataFrame:
     every_depth = per_depth.groupby("K", as_index=False)[metrics].mean().assign(d_star="all")
     both = pd.concat([per_depth[["K", "d_star", *metrics]], every_depth])
     return both.melt(["K", "d_star"], var_name="metric", value_name="value")
+
+
+def collect(cells, jobs: list[Job], made: list[dict]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Three long tables of finished jobs, `cells` being their (task, arm, seed): own sweep, other sweep, training.
+
+    Sweeps: task, arm, seed, K, d_star, width, metric, value; a diverged seed's values are NaN. Training: task, arm, seed,
+    diverged, steps, first_loss, final_loss (nats), seconds (of one core).
+    """
+    own, swapped, training = [], [], []
+    for (task, arm, seed), job, folders in zip(cells, jobs, made, strict=True):
+        at = {"task": task, "arm": arm, "seed": seed}
+        done = json.loads((folders["model"] / "training.json").read_text(encoding="utf-8"))
+        training.append(at | done)
+        for into, folder in zip((own, swapped), folders["sweeps"], strict=True):
+            frame = table(folder, job.run.task).assign(**at, width=job.run.task.width)
+            into.append(frame.assign(value=np.nan) if done["diverged"] else frame)
+    columns = ["task", "arm", "seed", "K", "d_star", "width", "metric", "value"]
+    return pd.concat(own)[columns], pd.concat(swapped)[columns], pd.DataFrame(training)
+
+
+def metric(frame: pd.DataFrame, name: str) -> pd.DataFrame:
+    """The rows of one metric of a long table, without the column that names it."""
+    return frame[frame["metric"] == name].drop(columns="metric").reset_index(drop=True)
+
+
+def one_loop_differences(made: list[dict]) -> int:
+    """Readings that differ at K = 1 between the sweeps of one model under different boundaries: must be 0, bit for bit."""
+    found = 0
+    for folders in made:
+        first, *rest = folders["sweeps"]
+        for file in first.glob("depth_*.npz"):
+            d = int(file.stem.split("_")[1])
+            a = readings_in(first, d)
+            for folder in rest:
+                b = readings_in(folder, d)
+                same = (getattr(a, f)[0] == getattr(b, f)[0] for f in ("prediction", "entropy", "gap", "norm"))
+                found += sum(int((~s).sum()) for s in same)
+    return found
 
 
 def strata(task: Task, n: int) -> dict[int, Instances]:

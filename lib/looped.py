@@ -83,7 +83,7 @@ class LoopedModel(PreTrainedModel):
         return Context((real.cumsum(1) - 1).clamp(min=0), mask[:, None], self.config, dtype)
 
     def embed(self, ids: torch.Tensor, context: Context | None = None) -> torch.Tensor:
-        """e = P(x_0): token embeddings through the prelude. ids: (B, T), or (B, T, F) whose fields' embeddings add -> (B, T, D)."""
+        """e = P(x_0), tokens through the prelude. ids: (B, T), or (B, T, F) whose fields' embeddings add -> (B, T, D)."""
         e = self.embed_tokens(ids)
         if ids.dim() == 3:
             e = e.sum(dim=2)
@@ -106,7 +106,9 @@ class LoopedModel(PreTrainedModel):
             noise = state_noise(torch.arange(e.shape[1], device=e.device)[None], e.shape[2], seed=0).expand(e.shape)
         return noise.to(e) * self.config.state_std
 
-    def step(self, z: torch.Tensor, e: torch.Tensor, t: int, boundary: Boundary, context: Context | None = None) -> torch.Tensor:
+    def step(
+        self, z: torch.Tensor, e: torch.Tensor, t: int, boundary: Boundary, context: Context | None = None
+    ) -> torch.Tensor:
         """One loop step, t counted from 0: normalise the INPUT if the boundary fires after step t - 1, apply the core, return
         the RAW state. z, e: (B, T, D) -> (B, T, D)."""
         if boundary.fires_before(t):
@@ -185,9 +187,8 @@ class LoopedModel(PreTrainedModel):
         at answer_positions. Label -100 is ignored.
         """
         context = self.context(input_ids, attention_mask)
-        for z in self.trajectory(input_ids, loops, boundary, initial_state, state_seed, context):
-            pass
-        logits = self.readout(z, answer_positions, context)
+        *_, last = self.trajectory(input_ids, loops, boundary, initial_state, state_seed, context)
+        logits = self.readout(last, answer_positions, context)
         loss = None
         if labels is not None:
             aligned, target = (logits, labels) if answer_positions is not None else (logits[:, :-1], labels[:, 1:])
@@ -203,7 +204,7 @@ def at_positions(z: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:
 
 
 def build(config: LoopedConfig, seed: int) -> LoopedModel:
-    """A freshly initialised model: its weights are a function of (config, seed) alone; the global generator is left as it was."""
+    """A freshly initialised model, a function of (config, seed) alone; the global generator is left as it was."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         return LoopedModel(config)

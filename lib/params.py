@@ -11,19 +11,24 @@ from lib import paths
 
 SCALES = ("smoke", "laptop", "overnight", "paper")
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list[int]": list[int], "list[str]": list[str]}
-POSITIVE, COUNT, ZERO_UP = Annotated[float, Field(gt=0)], Annotated[int, Field(ge=1)], Annotated[float, Field(ge=0)]
+POSITIVE, COUNT, ZERO_UP = (
+    Annotated[float, Field(gt=0)],
+    Annotated[int, Field(ge=1)],
+    Annotated[float, Field(ge=0)],
+)
 
 # what a value may be, by the name it has in every notebook; a name that is not here has only its type
 VALUES = {
     "scale": Literal[SCALES],
     "tasks": list[Literal["circuit", "hops", "paragg"]],
     "arms": list[Literal["no_norm", "with_norm"]],
+    "device": Literal["cpu", "cuda"],
+    "instance": Annotated[int, Field(ge=0)],
     "optimizer": Literal["adamw", "muon"],
     "loop_sampling": Literal["fixed", "poisson_lognormal"],
     "workers": Annotated[int, Field(ge=0)],
     "weight_decay": ZERO_UP,
     "warmup": Annotated[int, Field(ge=0)],
-    "loop_counts": list[COUNT],
     **dict.fromkeys(("r0", "seeds", "n_test", "d_model", "n_heads", "d_ff", "core", "batch_size"), COUNT),
     **dict.fromkeys(("circuit_steps", "hops_steps", "circuit_depth", "hops_depth"), COUNT),
     **dict.fromkeys(("circuit_width", "hops_width"), Annotated[int, Field(ge=2)]),
@@ -57,6 +62,19 @@ def load(notebook: str, scale: str) -> dict:
     return check(path_of(notebook, scale), notebook_parameters(paths.notebooks() / f"{notebook}.ipynb"))
 
 
+def of(namespace: dict) -> dict:
+    """The parameters of a running notebook: the annotated names of its parameters cell at their present values.
+
+    namespace: the notebook's globals(). Raises ParamsError naming the first value that is impossible.
+    """
+    given = {name: namespace[name] for name in namespace["__annotations__"]}
+    types = {
+        name: {"type": str(kind).removeprefix("<class '").removesuffix("'>")}
+        for name, kind in namespace["__annotations__"].items()
+    }
+    return _checked("the parameters cell", given, types)
+
+
 def check(path: Path, schema: dict[str, dict]) -> dict:
     """Read a parameter file and check it against a notebook's parameters: names, types, then values.
 
@@ -69,6 +87,11 @@ def check(path: Path, schema: dict[str, dict]) -> dict:
         raise ParamsError(f"{name} is not valid YAML: {str(error).splitlines()[0]}.") from None
     if not isinstance(given, dict):
         raise ParamsError(f"{name} must be lines of `key: value`, one a parameter.")
+    return _checked(str(name), given, schema)
+
+
+def _checked(name: str, given: dict, schema: dict[str, dict]) -> dict:
+    """The values, if every name, type and value is right; `name` is what the sentence calls their source."""
     fields = {key: (VALUES.get(key, TYPES.get(entry["type"], object)), ...) for key, entry in schema.items()}
     model = create_model("Parameters", __config__=ConfigDict(extra="forbid", strict=True), **fields)
     try:
@@ -97,4 +120,4 @@ def _sentence(error: dict, given: dict, schema: dict) -> str:
 def _decimal(text: str) -> str:
     """A number's text as YAML 1.1 reads a float: 1e-3 -> 1.0e-3. Raises ValueError when it is no number."""
     mantissa, _, exponent = f"{float(text):e}".partition("e")
-    return f"{float(mantissa)}e{int(exponent):+d}".replace("e+0", "e+0")
+    return f"{float(mantissa)}e{int(exponent):+d}"

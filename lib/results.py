@@ -1,6 +1,6 @@
 """A notebook's results on disk: staged while it runs, moved into place in one go when its last cell is reached.
 
-    outputs/<scale>/<notebook>/{result.json, *.csv, *.png, notebook.ipynb}
+outputs/<scale>/<notebook>/{result.json, *.csv, *.png, notebook.ipynb}
 """
 
 import json
@@ -48,7 +48,6 @@ class Results:
         `figures` are the numbers the verdicts came from; `training_seconds` the core-seconds its models took when they were
         trained, which a warm run did not spend again.
         """
-        verdicts, points = claims.as_records(judgements)
         result = {
             "notebook": self.notebook,
             "scale": self.scale,
@@ -59,11 +58,8 @@ class Results:
             "versions": {"python": platform.python_version()} | {name: version(name) for name in PACKAGES},
             "hardware": hardware(),
             "behaviour": BEHAVIOUR,
-            "rules_hash": claims.rules_hash(),
             "figures": figures,
-            "verdicts": verdicts,
-            "points": points,
-        }
+        } | claims.as_result(judgements)
         text = json.dumps(_short(result), indent=1, sort_keys=True, allow_nan=False)
         write_atomic(self.staging / "result.json", text + "\n")
         final = paths.outputs() / self.scale / self.notebook
@@ -99,7 +95,10 @@ def hardware() -> dict:
     name = platform.processor() or platform.machine()
     info = Path("/proc/cpuinfo")
     if info.exists():
-        name = next((line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line), name)
+        name = next(
+            (line.split(":")[1].strip() for line in info.read_text().splitlines() if "model name" in line),
+            name,
+        )
     gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
     return {"processor": name, "cores": engine.cores(), "memory_gib": round(gib), "system": platform.system()}
 

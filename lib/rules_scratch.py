@@ -31,12 +31,12 @@ def grid(r0: int) -> list[int]:
 
 def by_seed(table: pd.DataFrame, **keys) -> pd.Series:
     """Values by seed, over all d* (and the mean over widths); ValueError when there are none."""
-    chosen = table[table["d_star"] == "all"] if "d_star" in table else table
-    for column, wanted in keys.items():
-        chosen = chosen[chosen[column] == wanted]
-    if chosen.empty:
+    keys = keys | {"d_star": "all"} if "d_star" in table else keys
+    chosen = np.logical_and.reduce([(table[column] == wanted).to_numpy() for column, wanted in keys.items()])
+    if not chosen.any():
         raise ValueError(f"no rows with {', '.join(f'{k} {v}' for k, v in keys.items())}")
-    return chosen.groupby("seed")["value"].mean(skipna=False)
+    values = pd.Series(table["value"].to_numpy()[chosen], index=table["seed"].to_numpy()[chosen])
+    return values.groupby(level=0).mean(skipna=False)
 
 
 def _above(cell: dict, bound: float) -> bool:
@@ -53,8 +53,7 @@ def contrasts(claim_id: str, accuracy: pd.DataFrame, places: list[tuple[str, int
     raw = [stats.mann_whitney(*pair)[1] for pair in pairs]
     tests = [{"p_raw": p, "p_holm": q} for p, q in zip(raw, stats.holm(raw), strict=True)]
     return [
-        _cell(stats.bootstrap_difference(*pair), claim_id, task=t, arm=CONTRAST, K=K, **test)
-        | {"delta": stats.cliffs_delta(*pair)}
+        _difference(*pair, claim_id, task=t, arm=CONTRAST, K=K, delta=stats.cliffs_delta(*pair), **test)
         for (t, K), pair, test in zip(places, pairs, tests, strict=True)
     ]
 
@@ -65,32 +64,34 @@ def means(claim_id: str, accuracy: pd.DataFrame, places: list[tuple[str, int]], 
     return [_mean(by_seed(accuracy, **key), claim_id, **key) for key in keys]
 
 
-def _cell(interval: stats.Interval, claim_id: str, **keys) -> dict:
-    return point(claim_id, **keys, **interval._asdict())
-
-
 def _mean(values: pd.Series, claim_id: str, **keys) -> dict:
-    return _cell(stats.bootstrap_mean(values), claim_id, **keys) if len(values) else point(claim_id, n=0, **keys)
+    found = stats.bootstrap_mean(values)._asdict() if len(values) else {"n": 0}
+    return point(claim_id, **keys, **found)
 
 
-def _less(own: pd.Series, other: pd.Series) -> pd.Series:
-    """Per-seed differences of the same models, a diverged seed being 0 in both."""
+def _difference(x: pd.Series, y: pd.Series, claim_id: str, **keys) -> dict:
+    found = stats.bootstrap_difference(x, y)._asdict() if len(x) and len(y) else {"n": 0}
+    return point(claim_id, **keys, **found)
+
+
+def paired(claim_id: str, own: pd.Series, other: pd.Series, **keys) -> dict:
+    """The cell of own minus other, by seed of the same models; a diverged seed is 0 in both."""
     if not own.index.equals(other.index):
         raise ValueError(f"the same models have seeds {list(own.index)} once and {list(other.index)} once")
-    return own.fillna(0) - other.fillna(0)
+    return _mean(own.fillna(0) - other.fillna(0), claim_id, task="circuit", **keys)
 
 
 def fall(claim_id: str, accuracy: pd.DataFrame, arm: str, r0: int, K: int) -> dict:
-    """The cell of an arm's fall on circuit from r0 to K, over per-seed differences."""
+    """The cell of an arm's fall on circuit from r0 to K."""
     values = (by_seed(accuracy, task="circuit", arm=arm, K=k) for k in (r0, K))
-    return _mean(_less(*values), claim_id, task="circuit", arm=f"{arm}, r0 - K", K=K)
+    return paired(claim_id, *values, arm=f"{arm}, r0 - K", K=K)
 
 
 def competent(accuracy: pd.DataFrame, floors: pd.DataFrame, task: str, at: list[int], arms=ARMS) -> bool:
     """Whether an arm's mean at one of the loop counts reaches 0.30 and exceeds the floor by over 0.05."""
-    of_task = floors[floors["task"] == task]
-    depths = of_task[of_task["d_star"].astype(str) != "all"]
-    floor = (of_task if depths.empty else depths)["value"].mean()
+    floor = floors.loc[floors["task"] == task, "value"].mean()  # over the depths
+    if np.isnan(floor):
+        raise ValueError(f"floors has no value for task {task}")
     found = [by_seed(accuracy, task=task, arm=a, K=K).fillna(0).mean() for a in arms for K in at]
     return max(found) >= 0.30 and max(found) - floor > 0.05
 
@@ -106,16 +107,10 @@ def _cell_text(cell: dict) -> str:
     return f"{cell['value']:+.2f}{ends}{delta}"
 
 
-def _diverged(accuracy: pd.DataFrame, tasks) -> str:
-    lost = accuracy[accuracy["value"].isna() & accuracy["task"].isin(tasks)].groupby(["arm", "task"])["seed"]
-    counts = ", ".join(f"{n} of {arm} on {task}" for (arm, task), n in lost.nunique().items())
-    return f"diverged: {counts}" if counts else ""
-
-
 def _judged(verdict: str, ours: str, head: dict, points: list[dict], notes=()) -> Judgement:
     n = min(cell["n"] for cell in [c for c in points if c["p_raw"] is not None] or points)
     few = f"n = {n} an arm cannot reject ({ENOUGH} can): intervals only" if n < ENOUGH else ""
-    reason = "; ".join(filter(None, (*notes, few)))
+    reason = "; ".join([*notes, few] if few else notes)
     return Judgement(head["id"], verdict, ours, n, head["low"], head["high"], reason, points)
 
 
@@ -132,8 +127,8 @@ def no_norm_never_worse(accuracy, floors, r0) -> Judgement:
         # with too few seeds that no cell rejects says nothing
         replicated=all(_above(cell, -0.02) and cell["n"] >= ENOUGH for cell in deciding),
     )
-    notes = [f"{task} is not competent and does not decide" for task in TASKS if task not in able]
     ours = f"lowest, {low['task']} {low['K']}: {_cell_text(low)}"
+    notes = [f"{task} is not competent and does not decide" for task in TASKS if task not in able]
     return _judged(verdict, ours, low, cells + means(low["id"], accuracy, places), notes)
 
 
@@ -148,30 +143,25 @@ def no_norm_extrapolates_better(accuracy, floors, r0) -> Judgement:
         not_replicated=any(_below(cell, 0) for cell in cells),
         same_direction=ahead and any(cell["p_raw"] < 0.05 for cell in cells),  # raw p, as the rule has it
     )
-    ours = f"{8 * r0}: {_cell_text(cells[-1])}"
-    return _judged(verdict, ours, cells[-1], cells + means(cells[0]["id"], accuracy, places))
+    points = cells + means("no_norm_extrapolates_better", accuracy, places)
+    return _judged(verdict, f"{8 * r0}: {_cell_text(cells[-1])}", cells[-1], points)
 
 
 def norm_peaks_at_trained_depth(accuracy, floors, r0) -> Judgement:
-    """On circuit the normalised arm is best at r0 and falls to K = 1 and to 8 r0.
-
-    One arm against itself, so the gate is that arm's peak over the grid.
-    """
+    """On circuit the normalised arm is best at r0 and falls to K = 1 and to 8 r0; gate: its own peak."""
     id, arm, counts = "norm_peaks_at_trained_depth", ["with_norm"], grid(r0)
     cells = means(id, accuracy, [("circuit", K) for K in counts], arm)
     falls = [fall(id, accuracy, "with_norm", r0, K) for K in (1, 8 * r0)]
-    peak = max(cells, key=lambda cell: (cell["value"], cell["K"] == r0))
-    best = cells[counts.index(r0)]["value"] >= peak["value"] - ROUNDING  # a shared peak counts
+    peak = max(cells, key=lambda cell: (round(cell["value"], 9), cell["K"] == r0))["K"]  # r0 wins a tie
     falling = all(_above(cell, 0) for cell in falls)
     verdict = _first(
         not_competent=not competent(accuracy, floors, "circuit", counts, arm),
         not_replicated=any(_below(cell, 0) for cell in falls),
-        replicated=falling and best,
+        replicated=falling and peak == r0,
         same_direction=falling,
     )
     ours = "; ".join(f"to {cell['K']}: {_cell_text(cell)}" for cell in falls)
-    notes = [f"the mean is highest at K = {r0 if best else peak['K']}"]
-    return _judged(verdict, f"falls {ours}", falls[1], falls + cells, notes)
+    return _judged(verdict, f"falls {ours}", falls[1], falls + cells, [f"the mean is highest at K = {peak}"])
 
 
 def hops_indistinguishable_at_r0(accuracy, floors, r0) -> Judgement:
@@ -186,24 +176,19 @@ def hops_indistinguishable_at_r0(accuracy, floors, r0) -> Judgement:
     return _judged(verdict, f"{r0}: {_cell_text(cell)}", cell, points, [f"p = {cell['p_raw']:.2g}"])
 
 
-def growth(state_norm: pd.DataFrame, arm: str, r0: int) -> pd.Series:
-    """State norm at 8 r0 over that at K = 1 on circuit, by seed; a diverged seed has none."""
-    last, first = (by_seed(state_norm, task="circuit", arm=arm, K=K) for K in (8 * r0, 1))
-    return (last / first).replace([np.inf, -np.inf], np.nan).dropna()
-
-
-def _grown(ratio: pd.Series, claim_id: str, arm: str, K: int) -> dict:
-    return _mean(ratio, claim_id, task="circuit", arm=f"{arm}, growth", K=K)
+def growth(claim_id: str, state_norm: pd.DataFrame, r0: int) -> tuple[list[pd.Series], list[dict]]:
+    """By arm on circuit, state norm at 8 r0 over that at 1: by seed (none if it diverged), and as cells."""
+    at = [[by_seed(state_norm, task="circuit", arm=arm, K=K) for K in (1, 8 * r0)] for arm in ARMS]
+    ratios = [(last / first).replace([np.inf, -np.inf], np.nan).dropna() for first, last in at]
+    keys = [{"task": "circuit", "arm": f"{arm}, growth", "K": 8 * r0} for arm in ARMS]
+    return ratios, [_mean(ratio, claim_id, **key) for ratio, key in zip(ratios, keys, strict=True)]
 
 
 def norm_growth_reversal(accuracy, state_norm, floors, r0) -> Judgement:
     """On circuit the state grows more without the norm, intervals apart, and accuracy at 8 r0 is higher."""
     id, last = "norm_growth_reversal", 8 * r0
-    grown = [growth(state_norm, arm, r0) for arm in ARMS]
-    none, norm = (_grown(g, id, arm, last) for g, arm in zip(grown, ARMS, strict=True))
-    gap = _grown(pd.Series(dtype=float), id, CONTRAST, last)
-    if none["n"] and norm["n"]:  # an arm that diverged in every seed has no growth to compare
-        gap |= stats.bootstrap_difference(*grown)._asdict()
+    grown, (none, norm) = growth(id, state_norm, r0)
+    gap = _difference(*grown, id, task="circuit", arm=f"{CONTRAST}, growth", K=last)
     (cell,) = contrasts(id, accuracy, [("circuit", last)])
     apart = norm["high"] is not None and _above(none, norm["high"])
     higher = cell["delta"] > 0 and cell["p_holm"] < 0.05 and cell["n"] >= ENOUGH
@@ -213,29 +198,28 @@ def norm_growth_reversal(accuracy, state_norm, floors, r0) -> Judgement:
         not_replicated=_below(gap, 0) or _below(cell, 0),
         same_direction=_above(gap, 0) and _above(cell, 0),
     )
-    ours = f"growth {' against '.join(claims.render([g['value'] for g in (none, norm)]).split(', '))}"
+    ours = f"growth {claims.render(none['value'])} against {claims.render(norm['value'])}"
     points = [cell, none, norm, gap, *means(id, accuracy, [("circuit", last)])]
-    return _judged(verdict, ours, cell, points, [f"p = {cell['p_raw']:.2g}"])
+    return _judged(verdict, f"{ours}; {last}: {_cell_text(cell)}", cell, points, [f"p = {cell['p_raw']:.2g}"])
 
 
 def agreement_not_sufficient(accuracy, swapped, floors, r0) -> Judgement:
     """On circuit the other arm's boundary costs accuracy at r0, and with_norm as trained falls over 0.05."""
     id, last = "agreement_not_sufficient", 8 * r0
-    costs, able = [], []
+    costs = []
     for arm in ARMS:
         both = (by_seed(table, task="circuit", arm=arm, K=r0) for table in (accuracy, swapped))
-        costs.append(_mean(_less(*both), id, task="circuit", arm=f"{arm}, own - swapped boundary", K=r0))
-        if competent(accuracy, floors, "circuit", grid(r0), [arm]):
-            able.append(arm)
+        costs.append(paired(id, *both, arm=f"{arm}, own - swapped boundary", K=r0))
     fallen = fall(id, accuracy, "with_norm", r0, last)
+    able = [arm for arm in ARMS if competent(accuracy, floors, "circuit", grid(r0), [arm])]
     deciding = [cost for cost, arm in zip(costs, ARMS, strict=True) if arm in able]
-    necessary = "with_norm" in able and any(_above(cost, 0) for cost in deciding)
+    norm = "with_norm" in able
+    necessary = norm and any(_above(cost, 0) for cost in deciding)
     verdict = _first(
         not_competent=not able,
         replicated=necessary and _above(fallen, 0.05),
         same_direction=necessary and _above(fallen, 0),
-        not_replicated=all(_below(cost, 0) for cost in deciding)
-        or ("with_norm" in able and _below(fallen, 0.05)),
+        not_replicated=all(_below(cost, 0) for cost in deciding) or (norm and _below(fallen, 0.05)),
     )
     ours = "; ".join(f"swap costs {arm} {_cell_text(cost)}" for arm, cost in zip(ARMS, costs, strict=True))
     ours += f"; with_norm falls {_cell_text(fallen)}"
@@ -244,16 +228,13 @@ def agreement_not_sufficient(accuracy, swapped, floors, r0) -> Judgement:
 
 
 def _value(claim: dict, ours, points: list[dict], r0: int, at_paper: bool) -> Judgement:
-    n = min(cell["n"] for cell in points)
-    scaled = "" if r0 == 4 else f"K beyond 1 scaled by r0 / 4, r0 = {r0}"
+    n, scaled = min(cell["n"] for cell in points), "" if r0 == 4 else f"K beyond 1 scaled by {r0} / 4"
     return replace(claims.judge_value(claim, ours, at_paper and r0 == 4, n, scaled), points=points)
 
 
 def accuracy_curve(claim: dict, accuracy, r0, at_paper) -> Judgement:
-    """scratch_circuit_none, scratch_circuit_norm, scratch_hops: mean accuracy at the claim's K, by arm.
-
-    The paper's K, given for r0 = 4, is read at the same multiple of r0; one loop stays one.
-    """
+    """scratch_circuit_none, scratch_circuit_norm, scratch_hops: mean accuracy at the claim's K, by arm."""
+    # the paper's r0 is 4: its K is read at the same multiple of ours, one loop staying one
     places = [(claim["task"], 1 if K == 1 else K * r0 // 4) for K in claim["K"]]
     arms = [claim["arm"]] if "arm" in claim else ARMS
     cells = means(claim["id"], accuracy, places, arms)
@@ -261,33 +242,24 @@ def accuracy_curve(claim: dict, accuracy, r0, at_paper) -> Judgement:
     return _value(claim, ours[claim["arm"]] if "arm" in claim else ours, cells, r0, at_paper)
 
 
-def scratch_circuit_p(claim: dict, accuracy, r0, at_paper) -> Judgement:
-    """Raw exact p on circuit at K = 1, at r0, and at every count beyond."""
-    counts = [1, r0, 2 * r0, 4 * r0, 8 * r0]
-    cells = contrasts("scratch_circuit_p", accuracy, [("circuit", K) for K in counts])
-    p = [cell["p_raw"] for cell in cells]
-    return _value(claim, [p[0], p[1], p[2:]], cells, r0, at_paper)
+def exact_p(claim: dict, accuracy, r0, at_paper) -> Judgement:
+    """scratch_circuit_p (K = 1, r0, every count beyond) and scratch_hops_p_at_r0: raw exact p."""
+    counts = [1, r0, 2 * r0, 4 * r0, 8 * r0] if claim["task"] == "circuit" else [r0]
+    cells = contrasts(claim["id"], accuracy, [(claim["task"], K) for K in counts])
+    first, *others = [cell["p_raw"] for cell in cells]
+    return _value(claim, [first, others[0], others[1:]] if others else first, cells, r0, at_paper)
 
 
 def scratch_circuit_delta(claim: dict, accuracy, r0, at_paper) -> Judgement:
     """Largest Cliff's delta on circuit beyond r0."""
-    places = [("circuit", factor * r0) for factor in (2, 4, 8)]
-    cells = contrasts("scratch_circuit_delta", accuracy, places)
-    ours = max(cell["delta"] for cell in cells)
-    return _value(claim, ours, cells, r0, at_paper)
-
-
-def scratch_hops_p_at_r0(claim: dict, accuracy, r0, at_paper) -> Judgement:
-    """Raw exact p on hops at r0."""
-    cells = contrasts("scratch_hops_p_at_r0", accuracy, [("hops", r0)])
-    return _value(claim, cells[0]["p_raw"], cells, r0, at_paper)
+    cells = contrasts("scratch_circuit_delta", accuracy, [("circuit", factor * r0) for factor in (2, 4, 8)])
+    return _value(claim, max(cell["delta"] for cell in cells), cells, r0, at_paper)
 
 
 def state_norm_growth(claim: dict, state_norm, r0, at_paper) -> Judgement:
     """Mean over seeds of the state norm at 8 r0 over that at K = 1, both arms, on circuit."""
-    cells = [_grown(growth(state_norm, arm, r0), "state_norm_growth", arm, 8 * r0) for arm in ARMS]
-    ours = {arm: cell["value"] for arm, cell in zip(ARMS, cells, strict=True)}
-    return _value(claim, ours, cells, r0, at_paper)
+    _, cells = growth("state_norm_growth", state_norm, r0)
+    return _value(claim, {a: c["value"] for a, c in zip(ARMS, cells, strict=True)}, cells, r0, at_paper)
 
 
 def judge(accuracy, state_norm, swapped, floors, r0: int, scale: str) -> list[Judgement]:
@@ -301,10 +273,10 @@ def judge(accuracy, state_norm, swapped, floors, r0: int, scale: str) -> list[Ju
     todo = {
         "scratch_circuit_none": (circuit, accuracy_curve, value),
         "scratch_circuit_norm": (circuit, accuracy_curve, value),
-        "scratch_circuit_p": (circuit, scratch_circuit_p, value),
+        "scratch_circuit_p": (circuit, exact_p, value),
         "scratch_circuit_delta": (circuit, scratch_circuit_delta, value),
         "scratch_hops": (hops, accuracy_curve, value),
-        "scratch_hops_p_at_r0": (hops, scratch_hops_p_at_r0, value),
+        "scratch_hops_p_at_r0": (hops, exact_p, value),
         "no_norm_never_worse": (TASKS, no_norm_never_worse, common),
         "no_norm_extrapolates_better": (circuit, no_norm_extrapolates_better, common),
         "norm_peaks_at_trained_depth": (circuit, norm_peaks_at_trained_depth, common),
@@ -313,14 +285,13 @@ def judge(accuracy, state_norm, swapped, floors, r0: int, scale: str) -> list[Ju
         "norm_growth_reversal": (circuit, norm_growth_reversal, (accuracy, state_norm, floors, r0)),
         "agreement_not_sufficient": (circuit, agreement_not_sufficient, (accuracy, swapped, floors, r0)),
     }
-    found = []
+    found, diverged = [], accuracy[accuracy["value"].isna()]
     for id, (tasks, rule, tables) in todo.items():
-        absent = " and ".join(task for task in tasks if task not in set(accuracy["task"]))
-        if absent:
-            reason = f"takes {' and '.join(tasks)}; {absent} was not run"
-            found.append(Judgement(id, "out_of_reach", "", 0, reason=reason))
-            continue
-        judged = rule(rules[id], *tables) if rules[id]["kind"] == "value" else rule(*tables)
-        lost = _diverged(accuracy, tasks)
-        found.append(replace(judged, reason="; ".join(filter(None, (judged.reason, lost)))))
+        if set(tasks) <= set(accuracy["task"]):
+            judged = rule(rules[id], *tables) if rules[id]["kind"] == "value" else rule(*tables)
+        else:
+            judged = Judgement(id, "out_of_reach", "", 0, reason=f"needs runs on {' and '.join(tasks)}")
+        lost = diverged[diverged["task"].isin(tasks)].groupby(["arm", "task"])["seed"].nunique()
+        notes = [f"{n} of {arm} diverged on {task}" for (arm, task), n in lost.items()]
+        found.append(replace(judged, reason="; ".join(filter(None, (judged.reason, *notes)))))
     return found

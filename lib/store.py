@@ -48,9 +48,7 @@ def _plain(value, where: str):
     if isinstance(value, list | tuple):
         return [_plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
     if isinstance(value, float) and not math.isfinite(value):
-        raise ValueError(
-            f"{where} is {float(value)}, and a run cannot be named by a number that is not finite."
-        )
+        raise ValueError(f"{where} is {float(value)}, and a run cannot be named by a number that is not finite.")
     if value is None or isinstance(value, str | int | float):
         return value
     raise ValueError(f"{where} is a {type(value).__name__}, and a run is named by plain JSON values only.")
@@ -158,9 +156,7 @@ class Store:
             folder.rename(aside)
             with open(self.root / "log.txt", "a", encoding="utf-8") as log:
                 now = datetime.now(UTC).isoformat(timespec="seconds")
-                log.write(
-                    f"{now} run {key} failed its checksums: set aside as {aside.name}, to be made again\n"
-                )
+                log.write(f"{now} run {key} failed its checksums: set aside as {aside.name}, to be made again\n")
         return None
 
     def _publish(self, key: str, spec: dict, partial: Path) -> Path:

@@ -23,8 +23,7 @@ _GAMMA, _M1, _M2 = (np.uint64(c) for c in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B
 _TOP = np.uint64(1 << 63)
 # AND = a & b, OR = (a ^ b) ^ (a & b), XOR = a ^ b; the last three operators negate the first three
 _XOR_PART, _AND_PART, _NEGATE = (
-    np.array(bits, dtype=np.int64).astype(np.uint64)
-    for bits in ([0, -1, -1] * 2, [-1, -1, 0] * 2, [0] * 3 + [-1] * 3)
+    np.array(bits, dtype=np.int64).astype(np.uint64) for bits in ([0, -1, -1] * 2, [-1, -1, 0] * 2, [0] * 3 + [-1] * 3)
 )
 
 Arrays = dict[str, np.ndarray]
@@ -78,9 +77,7 @@ def redraw(keys: np.ndarray, draw: Callable[..., tuple[np.ndarray, Arrays]], *ro
         todo = todo[~accepted]
         if len(todo) == 0:
             return out
-    raise ValueError(
-        f"d_star must be lower, or width greater, for an instance to turn up in {ATTEMPTS} draws"
-    )
+    raise ValueError(f"d_star must be lower, or width greater, for an instance to turn up in {ATTEMPTS} draws")
 
 
 def is_test(key: np.ndarray) -> np.ndarray:

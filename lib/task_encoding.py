@@ -84,9 +84,7 @@ def encode_aggregate(task: Any, raw: dict[str, np.ndarray]) -> np.ndarray:
     return np.concatenate([gates, tail], axis=1)
 
 
-def encode_hops(
-    task: Any, sources: np.ndarray, targets: np.ndarray, hops: np.ndarray, starts: np.ndarray
-) -> np.ndarray:
+def encode_hops(task: Any, sources: np.ndarray, targets: np.ndarray, hops: np.ndarray, starts: np.ndarray) -> np.ndarray:
     """Pairs (source, target) as stated, then queries (hop count, start); (N, w + Q, 2) int64.
 
     `sources`, `targets` (N, w) and `starts` (N, Q) are symbols 0..25, `hops` (N, Q) counts from 1.

@@ -43,9 +43,7 @@ def floors(task: Any, instances: Any) -> dict[str, float]:
     if task.family == "circuit":
         upper = out["constant"] if instances.d_star == 1 else _upper_layers(task, instances)
         return out | {"upper_layers": upper}
-    top = values_of(
-        evaluate(leaf_words(raw["leaves"].reshape(-1, task.circuit_width, 1)), flat_gates(raw))[:, -1, :, 0]
-    )
+    top = values_of(evaluate(leaf_words(raw["leaves"].reshape(-1, task.circuit_width, 1)), flat_gates(raw))[:, -1, :, 0])
     own = np.take_along_axis(top.reshape(*raw["gate"].shape, -1), raw["gate"][:, :, None], axis=2)[:, :, 0]
     agrees = ((own == answer[:, None]) & raw["subset"]).sum(axis=1) / raw["subset"].sum(axis=1)
     return out | {"one_member": float(max(agrees.mean(), 1 - agrees.mean()))}
@@ -74,9 +72,7 @@ def _upper_layers(task: Any, instances: Any, completions: int = 1024) -> float:
     """
     w, raw = task.width, instances.raw
     names = ("ops", "in1", "in2")
-    seen = np.concatenate(
-        [raw[k][:, 1:].reshape(len(raw["gate"]), -1) for k in names] + [raw["gate"][:, None]], axis=1
-    )
+    seen = np.concatenate([raw[k][:, 1:].reshape(len(raw["gate"]), -1) for k in names] + [raw["gate"][:, None]], axis=1)
     _, first, row = np.unique(seen, axis=0, return_index=True, return_inverse=True)
     scores = np.empty(len(first))
     for i, at in enumerate(first):
@@ -84,9 +80,7 @@ def _upper_layers(task: Any, instances: Any, completions: int = 1024) -> float:
         layer = {k: v[0] for k, v in random_gates(key, completions, 1, w).items()}
         upper = {k: np.broadcast_to(raw[k][at, 1:], (completions, *raw[k][at, 1:].shape)) for k in names}
         gates = {k: np.concatenate([layer[k], upper[k]], axis=1) for k in names}
-        words = evaluate(leaf_words(random_leaves(key, completions, w, 1)[0]), gates)[
-            :, -1, raw["gate"][at], 0
-        ]
+        words = evaluate(leaf_words(random_leaves(key, completions, w, 1)[0]), gates)[:, -1, raw["gate"][at], 0]
         counts = np.stack([1 - values_of(words), values_of(words)]) * sensitive(words)
         counts = counts.reshape(2, 2, -1).sum(axis=2)  # (answer, half)
         score = [counts[counts[:, k].argmax(), 1 - k] / max(1, counts[:, 1 - k].sum()) for k in (0, 1)]

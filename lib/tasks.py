@@ -62,9 +62,7 @@ class Task:
         _require(self.family in FAMILIES, f"family must be one of {', '.join(FAMILIES)}, not {self.family!r}")
         hops = self.family == "hops"
         _require(self.max_depth >= 1, f"max_depth must be at least 1, not {self.max_depth}")
-        _require(
-            not hops or self.max_depth <= 12, f"max_depth must be in 1..12 for hops, not {self.max_depth}"
-        )
+        _require(not hops or self.max_depth <= 12, f"max_depth must be in 1..12 for hops, not {self.max_depth}")
         # a circuit is evaluated in 64-bit words: one bit for the value, one for each leaf's flip
         low, high = (max(4, 2 * self.max_depth + 1), len(SYMBOLS)) if hops else (2, 63)
         where = f"hops with max_depth={self.max_depth}" if hops else self.family
@@ -165,9 +163,7 @@ def evaluation_set(task: Task, d_star: int, n: int, first_seed: int = 0, split: 
     _require(split in SPLITS, f"split must be one of {', '.join(SPLITS)}, not {split!r}")
     _require(n >= 1 and first_seed >= 0, f"n must be at least 1 and first_seed 0, not {n} and {first_seed}")
     where, size = f"{task.family} with d_star={d_star}, width={task.width}", stratum_size(task, d_star)
-    _require(
-        size >= 10 * n, f"n must be at most {size // 10}, a tenth of the {size} instances of {where}, not {n}"
-    )
+    _require(size >= 10 * n, f"n must be at most {size // 10}, a tenth of the {size} instances of {where}, not {n}")
     quotas = [(task.alphabet, n)] if task.family == "hops" else [((0,), n - n // 2), ((1,), n // 2)]
     asked = n + SIBLINGS
     while asked <= 64 * (n + SIBLINGS):
@@ -201,9 +197,7 @@ def stratum_size(task: Task, d_star: int) -> int:
         code, leaf = np.divmod(np.arange(total), 2**w)
         leaves = np.array(list(product(range(2), repeat=w)))[leaf]
         codes = code[:, None] // kinds ** np.arange(w * d_star) % kinds
-        return (
-            int(draws.changes(leaves, draws.gates_of(codes.reshape(total, d_star, w), w)).sum()) ** circuits
-        )
+        return int(draws.changes(leaves, draws.gates_of(codes.reshape(total, d_star, w), w)).sum()) ** circuits
     keys = _keys(_COUNT, task, d_star, range(4096))
     share = draws.changes(draws.random_leaves(keys, w), draws.random_gates(keys, d_star, w)).mean()
     low = max(0.0, share - 4 * math.sqrt(share * (1 - share) / len(keys)))
@@ -226,9 +220,7 @@ def training_batches(task: Task, batch_size: int, steps: range, seed: int) -> li
     _require(min(steps, default=0) >= 0, f"steps must be at least 0, not {min(steps, default=0)}")
     if len(steps) == 0:
         return []
-    keys = _keys(_TRAINING, task, task.max_depth, [seed]) ^ np.asarray(steps, dtype=np.int64).astype(
-        np.uint64
-    )
+    keys = _keys(_TRAINING, task, task.max_depth, [seed]) ^ np.asarray(steps, dtype=np.int64).astype(np.uint64)
     keys = draws.mix(draws.mix(keys)[:, None] ^ np.arange(batch_size, dtype=np.uint64)).reshape(-1)
     make = _hops_training if task.family == "hops" else _circuit_training
     ids, positions, labels, depths = make(task, keys)
@@ -243,9 +235,7 @@ def _require(condition: bool, message: str) -> None:
 
 
 def _require_depth(task: Task, d_star: int) -> None:
-    _require(
-        1 <= d_star <= task.max_depth, f"d_star must be in 1..{task.max_depth} (max_depth), not {d_star}"
-    )
+    _require(1 <= d_star <= task.max_depth, f"d_star must be in 1..{task.max_depth} (max_depth), not {d_star}")
 
 
 def _shape(task: Task) -> tuple[int, int]:
@@ -284,9 +274,7 @@ def _split_seeds(task: Task, d_star: int, count: int, first_seed: int, split: st
 
 
 def _take(made: Instances, rows: np.ndarray) -> Instances:
-    parts = {
-        name: getattr(made, name)[rows] for name in ("ids", "answer_position", "answer", "key", "skeleton")
-    }
+    parts = {name: getattr(made, name)[rows] for name in ("ids", "answer_position", "answer", "key", "skeleton")}
     raw = {name: values[rows] for name, values in made.raw.items()}
     return Instances(**parts, d_star=made.d_star, width=made.width, raw=raw)
 
@@ -322,9 +310,7 @@ def _hops_instances(task: Task, d: int, seeds: np.ndarray, groups: np.ndarray, r
     return Instances(ids, position, answer[:, 0], d, task.width, key, key.copy(), raw)
 
 
-def _circuit_instances(
-    task: Task, d: int, seeds: np.ndarray, groups: np.ndarray, row: np.ndarray
-) -> Instances:
+def _circuit_instances(task: Task, d: int, seeds: np.ndarray, groups: np.ndarray, row: np.ndarray) -> Instances:
     circuits, w = _shape(task)
     siblings = _siblings(task, d)
     parts, step = [], max(1, 2**15 // (circuits * w * (d + 1)))  # bounds memory
@@ -335,9 +321,7 @@ def _circuit_instances(
     made = {name: np.concatenate([part[name] for part in parts])[row] for name in parts[0]}
     made |= {name: made[name][np.arange(len(row)), seeds % siblings] for name in ("leaves", "gate")}
     key = draws.circuit_keys(*(made[name] for name in _SYMBOLIC))[:, -1]
-    skeleton = draws.circuit_keys(np.zeros_like(made["leaves"]), *(made[name] for name in _SYMBOLIC[1:]))[
-        :, -1
-    ]
+    skeleton = draws.circuit_keys(np.zeros_like(made["leaves"]), *(made[name] for name in _SYMBOLIC[1:]))[:, -1]
     if task.family == "circuit":
         ids, position = encode_circuits(task, made)[:, 0], d * w + made["gate"][:, 0]
         raw = {name: made[name][:, 0] for name in (*_SYMBOLIC, "gate")}

@@ -15,10 +15,9 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from lib import BEHAVIOUR
+from lib import BEHAVIOUR, store
 from lib.config import LoopedConfig
 from lib.looped import LoopedModel, build
-from lib.store import Store, key, write_atomic
 from lib.tasks import Task, training_batches
 
 OPTIMIZERS = ("adamw", "muon")
@@ -62,6 +61,7 @@ class Run:
     model: tuple[tuple[str, object], ...]
     recipe: Recipe
     seed: int
+    device: str = "cpu"
 
     def config(self) -> LoopedConfig:
         """The model's configuration."""
@@ -79,12 +79,13 @@ class Run:
             "seed": self.seed,
             "torch": torch.__version__,
             "behaviour": BEHAVIOUR,
+            **({} if self.device == "cpu" else {"device": torch.cuda.get_device_name(self.device)}),
         }
 
 
-def make_run(task: Task, recipe: Recipe, seed: int, **model) -> Run:
+def make_run(task: Task, recipe: Recipe, seed: int, device: str = "cpu", **model) -> Run:
     """A run from keyword values of the model's configuration. Raises ValueError when the configuration is impossible."""
-    run = Run(task, tuple(sorted(model.items())), recipe, seed)
+    run = Run(task, tuple(sorted(model.items())), recipe, seed, device)
     run.config()
     return run
 
@@ -153,21 +154,24 @@ def train(run: Run, folder: Path, report=None, checkpoint_seconds: float = 10.0)
     with one thread. A loss that is not finite ends the run and marks it diverged. report(done, total) is called as it goes.
     """
     recipe, config = run.recipe, run.config()
-    model = build(config, run.seed)
+    model = build(config, run.seed).to(run.device)
     opts = optimizers(model, recipe)
     losses = np.full(recipe.steps, np.nan, dtype=np.float32)
-    start, diverged, checkpoint = 0, False, folder / "checkpoint.pt"
+    start, before, diverged, checkpoint = 0, 0.0, False, folder / "checkpoint.pt"
     if checkpoint.exists():
-        saved = torch.load(checkpoint, weights_only=True)
+        saved = torch.load(checkpoint, weights_only=True, map_location=run.device)
         model.load_state_dict(saved["model"])
         for opt, state in zip(opts, saved["optimizers"], strict=True):
             opt.load_state_dict(state)
         start = saved["step"]
-        losses[:start] = saved["losses"].numpy()
+        losses[:start], before = saved["losses"].cpu().numpy(), saved["seconds"]
         log(folder, f"resumed from step {start} of {recipe.steps}")
     else:
         log(folder, f"started: {recipe.steps} steps")
-    saved_at, batches = time.monotonic(), []
+    if report:
+        report(start, recipe.steps)
+    started = saved_at = time.monotonic()
+    batches = []
     for step in range(start, recipe.steps):
         if not batches:
             ahead = range(step, min(step + BATCHES_AT_ONCE, recipe.steps))
@@ -178,16 +182,26 @@ def train(run: Run, folder: Path, report=None, checkpoint_seconds: float = 10.0)
             log(folder, f"diverged: the loss at step {step} is {losses[step]}")
             break
         if time.monotonic() - saved_at > checkpoint_seconds:
-            state = {"model": model.state_dict(), "optimizers": [o.state_dict() for o in opts], "step": step + 1}
-            save_checkpoint({**state, "losses": torch.from_numpy(losses[: step + 1].copy())}, checkpoint)
+            state = {
+                "model": model.state_dict(),
+                "optimizers": [o.state_dict() for o in opts],
+                "step": step + 1,
+            }
+            state |= {
+                "losses": torch.from_numpy(losses[: step + 1].copy()),
+                "seconds": before + time.monotonic() - started,
+            }
+            save_checkpoint(state, checkpoint)
             log(folder, f"checkpoint at step {step + 1}")
             saved_at = time.monotonic()
         if report:
             report(step + 1, recipe.steps)
     model.save_pretrained(folder)
     np.save(folder / "losses.npy", losses)
-    summary = {"diverged": diverged, "steps": int(np.isfinite(losses).sum()), "final_loss": float(np.nanmean(losses[-50:]))}
-    write_atomic(folder / "training.json", json.dumps(summary, indent=1))
+    finite = losses[np.isfinite(losses)].tolist()
+    summary = {"diverged": diverged, "steps": len(finite), "seconds": before + time.monotonic() - started}
+    summary |= {"first_loss": finite[0], "final_loss": sum(finite[-50:]) / len(finite[-50:])} if finite else {}
+    store.write_atomic(folder / "training.json", json.dumps(summary, indent=1))
     log(folder, "finished")
 
 
@@ -207,4 +221,4 @@ def log(folder: Path, line: str) -> None:
 def trained(run: Run, root: Path, report=None) -> Path:
     """The run's folder in the store at `root`, trained now if it is not there yet."""
     spec = run.spec()
-    return Store(root).make(key(spec), spec, lambda folder: train(run, folder, report))
+    return store.Store(root).make(store.key(spec), spec, lambda folder: train(run, folder, report))

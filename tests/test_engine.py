@@ -51,9 +51,7 @@ def test_a_failing_job_lets_the_others_finish():
     with pytest.raises(EngineError) as caught:
         map_local(jobs.odd_fails, [0, 1, 2, 3, 4], workers=1, on_result=seen.__setitem__)
     told = str(caught.value)
-    assert told.startswith(
-        "3 of 5 jobs failed (job 1: ValueError: 1 is odd; job 3: ValueError: 3 is odd; job 4: "
-    )
+    assert told.startswith("3 of 5 jobs failed (job 1: ValueError: 1 is odd; job 3: ValueError: 3 is odd; job 4: ")
     assert "pickle" in told.lower() and told.endswith(").")
     assert seen == {0: 0, 2: 2}
     assert sorted(caught.value.failures) == [1, 3, 4]
@@ -63,9 +61,7 @@ def test_a_failing_job_lets_the_others_finish():
 def test_a_job_whose_process_dies_is_tried_once_more(tmp_path):
     specs = [{"file": str(tmp_path / str(n)), "deaths": n} for n in (1, 2)]
     seen = {}
-    with pytest.raises(
-        EngineError, match=r"^1 of 2 jobs failed \(job 1: .* died 2 times, last by signal SIGKILL"
-    ):
+    with pytest.raises(EngineError, match=r"^1 of 2 jobs failed \(job 1: .* died 2 times, last by signal SIGKILL"):
         map_local(jobs.dies, specs, workers=2, on_result=seen.__setitem__)
     assert seen == {0: 1}
 

@@ -10,6 +10,7 @@ import tomllib
 
 import pytest
 import yaml
+from packaging.requirements import Requirement
 
 from lib.paths import ROOT
 
@@ -19,7 +20,6 @@ EXTRAS = [line for extra in PROJECT.get("optional-dependencies", {}).values() fo
 TEST = PROJECT["optional-dependencies"]["test"]
 TARGETS = ("help", "replicate", "test", "bench", "lock", "clean-env")
 IMPORT_NAMES = {"yaml": "pyyaml", "sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
-IMPORT_NAMES |= {"lm_eval": "lm-eval"}
 # called by name or through another package, never imported here; vl-convert-python draws altair's pictures
 TOOLS = {"jupyterlab", "ipykernel", "jupytext", "papermill", "nbconvert", "vl-convert-python"}
 
@@ -42,12 +42,10 @@ def test_every_line_of_the_lock_is_a_plain_pin():
         assert re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line), line
     names = [name_of(line) for line in lock_lines()]
     assert len(names) == len(set(names))
-    assert names == sorted(names) and "pip" not in names and PROJECT["name"] not in names
+    assert not {"pip", PROJECT["name"]} & set(names)
 
 
 def test_every_declared_package_is_in_the_lock_within_its_bounds():
-    from packaging.requirements import Requirement
-
     pins = {name_of(line): line.split("==")[1] for line in lock_lines()}
     assert pins["torch"] == "2.13.0"
     for line in RUNTIME + TEST:
@@ -76,15 +74,14 @@ def imported_packages(*folders):
             for name in names:
                 top = name.split(".")[0]
                 if top not in sys.stdlib_module_names | {"lib", "tests"}:
-                    found.setdefault(IMPORT_NAMES.get(top, top), path.relative_to(ROOT))
+                    found.setdefault(IMPORT_NAMES.get(top, top.replace("_", "-")), path.relative_to(ROOT))
     return found
 
 
 def test_what_is_imported_is_declared_and_the_other_way_round():
     runtime, every = {name_of(r) for r in RUNTIME}, {name_of(r) for r in RUNTIME + EXTRAS}
     product, all_files = imported_packages("lib", "notebooks"), imported_packages("lib", "notebooks", "tests")
-    # pytest's own helper, and installed with it
-    undeclared = {name: str(path) for name, path in all_files.items() if name not in every | {"packaging"}}
+    undeclared = {name: str(path) for name, path in all_files.items() if name not in every}
     assert not undeclared, f"imported but not declared in pyproject.toml: {undeclared}"
     unused = runtime - set(product) - TOOLS
     assert not unused, f"declared in pyproject.toml but never imported: {sorted(unused)}"
@@ -96,9 +93,7 @@ def test_every_public_name_of_lib_says_what_it_is():
         tree = ast.parse(path.read_text(), filename=str(path))
         if not ast.get_docstring(tree):
             silent.append(path.name)
-        scopes = [tree] + [
-            node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"
-        ]
+        scopes = [tree] + [node for node in tree.body if isinstance(node, ast.ClassDef) and node.name[0] != "_"]
         for scope in scopes:
             for node in scope.body:
                 public = isinstance(node, ast.FunctionDef | ast.ClassDef) and not node.name.startswith("_")
@@ -133,7 +128,7 @@ def test_make_help_is_the_default_and_lists_every_target():
 def test_make_passes_scale_and_names_on():
     told = make(ROOT, "--dry-run", "replicate", "SCALE=smoke", "ONLY=a b").stdout
     assert told.splitlines()[-1] == ".venv/bin/python -m lib run --scale smoke --only a b"
-    assert make(ROOT, "--dry-run", "replicate").stdout.splitlines()[-1].endswith("lib run --scale laptop")
+    assert make(ROOT, "--dry-run", "replicate").stdout.rstrip().endswith("lib run --scale laptop")
 
 
 @pytest.fixture
@@ -171,11 +166,7 @@ def test_an_environment_is_made_again_when_the_lock_changed_or_an_install_was_ki
 
 
 def test_no_file_names_a_package_registry_or_a_place_of_one_machine():
-    listed = (
-        subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True)
-        if _git()
-        else None
-    )
+    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, text=True) if _git() else None
     if listed is None or listed.returncode:
         pytest.skip("this is no git checkout")
     # spelled so that this file does not match itself
@@ -191,7 +182,3 @@ def test_no_file_names_a_package_registry_or_a_place_of_one_machine():
             if match := pattern.search(text):
                 found.append(f"{name}: {match[0]}")
     assert not found, found
-
-
-def _git():
-    return shutil.which("git")

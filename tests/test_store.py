@@ -22,13 +22,7 @@ SPEC = {
     "norm": None,
     "on": True,
 }
-SCALARS = (
-    st.none()
-    | st.booleans()
-    | st.integers()
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(max_size=5)
-)
+SCALARS = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(max_size=5)
 
 
 def small(folder):
@@ -54,9 +48,7 @@ def test_key_differs_on_any_change(spec, value, data):
     assert (key({**spec, name: value}) == key(spec)) == (json.dumps(value) == json.dumps(spec[name]))
     assert key({k: v for k, v in spec.items() if k != name}) != key(spec)
     assert key({"inner": spec}) != key(spec)
-    assert key({"inner": [spec, value]}) != key({"inner": [value, spec]}) or json.dumps(value) == json.dumps(
-        spec
-    )
+    assert key({"inner": [spec, value]}) != key({"inner": [value, spec]}) or json.dumps(value) == json.dumps(spec)
 
 
 @pytest.mark.parametrize(
@@ -225,9 +217,7 @@ def test_a_killed_build_leaves_a_resumable_run_and_no_lock(tmp_path):
 
 def test_processes_that_want_one_run_compute_it_once(tmp_path):
     processes = [start(tmp_path / "runs", 1) for _ in range(3)]
-    assert {process.communicate(timeout=60)[0].strip() for process in processes} == {
-        str(tmp_path / "runs" / "a")
-    }
+    assert {process.communicate(timeout=60)[0].strip() for process in processes} == {str(tmp_path / "runs" / "a")}
     assert (tmp_path / "calls.txt").read_text() == "x"
     assert [path.name for path in (tmp_path / "runs").iterdir()] == ["a"]
 

@@ -49,9 +49,7 @@ OPERATOR = {
 
 
 def label(value):
-    return (
-        "/".join(map(str, (value.family, value.width, value.max_depth))) if isinstance(value, Task) else None
-    )
+    return "/".join(map(str, (value.family, value.width, value.max_depth))) if isinstance(value, Task) else None
 
 
 # The brute force: names to a symbolic problem, evaluated by recursion
@@ -119,9 +117,7 @@ def decode_paragg(tokens):
 
 
 def parity(circuits, ends):
-    return (
-        sum(value(end, *circuit) for circuit, (member, end) in zip(circuits, ends, strict=True) if member) % 2
-    )
+    return sum(value(end, *circuit) for circuit, (member, end) in zip(circuits, ends, strict=True) if member) % 2
 
 
 def decode_map(tokens):
@@ -158,9 +154,7 @@ def circuit_key(circuits, depth):
     op_names = list(OPERATOR)
 
     def grid(part):
-        return np.array(
-            [[[part(g[d, s]) for s in range(width)] for d in range(1, depth + 1)] for _, g in circuits]
-        )
+        return np.array([[[part(g[d, s]) for s in range(width)] for d in range(1, depth + 1)] for _, g in circuits])
 
     leaves = np.array([[int(lv[0, s]) for s in range(width)] for lv, _ in circuits])
     parts = (grid(lambda g: op_names.index(g[0])), grid(lambda g: g[1][1]), grid(lambda g: g[2][1]))
@@ -252,9 +246,7 @@ def test_instances_do_not_depend_on_batch_or_order(task, d):
 def test_max_depth_does_not_change_an_instance():
     a, b = instances(Task("circuit", 4, 1), 1, range(8)), instances(Task("circuit", 4, 3), 1, range(8))
     np.testing.assert_array_equal(a.key, b.key)
-    assert [names(Task("circuit", 4, 1), ids) for ids in a.ids] == [
-        names(Task("circuit", 4, 3), ids) for ids in b.ids
-    ]
+    assert [names(Task("circuit", 4, 1), ids) for ids in a.ids] == [names(Task("circuit", 4, 3), ids) for ids in b.ids]
 
 
 @pytest.mark.parametrize("n", (2, 50, 64))
@@ -272,9 +264,7 @@ def test_evaluation_sets_are_distinct_and_of_their_split(task, d):
     for made in (test, train):
         assert len(made.answer) == 64 and len(np.unique(made.ids.reshape(64, -1), axis=0)) == 64
         if task.family == "hops":
-            np.testing.assert_array_equal(
-                made.key, [map_key(decode_map(names(task, i)[:-1])) for i in made.ids]
-            )
+            np.testing.assert_array_equal(made.key, [map_key(decode_map(names(task, i)[:-1])) for i in made.ids])
             np.testing.assert_array_equal(made.key, made.skeleton)
         else:
             assert len(np.unique(made.key)) == 64
@@ -283,9 +273,7 @@ def test_evaluation_sets_are_distinct_and_of_their_split(task, d):
 
 def decoded_key(task, ids, depth):
     tokens = names(task, ids)
-    return circuit_key(
-        decode_paragg(tokens)[0] if task.family == "paragg" else [decode_circuit(tokens)], depth
-    )
+    return circuit_key(decode_paragg(tokens)[0] if task.family == "paragg" else [decode_circuit(tokens)], depth)
 
 
 def test_an_evaluation_set_is_the_first_of_its_split_in_seed_order():
@@ -297,9 +285,7 @@ def test_an_evaluation_set_is_the_first_of_its_split_in_seed_order():
     same(evaluation_set(task, 2, 16, first_seed=int(is_test[16])), made, is_test[16:32])
 
 
-@pytest.mark.parametrize(
-    ("task", "d"), [(Task("circuit", 4, 2), 1), (Task("hops", 6, 2), 2), (TASKS[5], 2)], ids=label
-)
+@pytest.mark.parametrize(("task", "d"), [(Task("circuit", 4, 2), 1), (Task("hops", 6, 2), 2), (TASKS[5], 2)], ids=label)
 def test_four_instances_share_a_skeleton(task, d):
     made = evaluation_set(task, d, 64)
     assert (np.unique(made.skeleton, return_counts=True)[1] == SIBLINGS).all()
@@ -343,8 +329,7 @@ def test_stratum_size_against_enumeration():
         assert stratum_size(Task("paragg", 3, depth, circuit_width=width), depth) == exact**3
     for width, d in ((4, 1), (5, 2), (6, 1)):
         maps = sum(
-            any(cycle_length(dict(enumerate(p)), s) >= 2 * d + 1 for s in range(width))
-            for p in permutations(range(width))
+            any(cycle_length(dict(enumerate(p)), s) >= 2 * d + 1 for s in range(width)) for p in permutations(range(width))
         )
         assert stratum_size(Task("hops", width, d), d) == maps * math.comb(26, width)
 
@@ -472,11 +457,7 @@ def test_paragg_floor_against_plain_counts():
     made = evaluation_set(task, 2, 60)
     shares = []
     for ids, answer in zip(made.ids, made.answer, strict=True):
-        own = [
-            value(end, *c)
-            for c, (member, end) in zip(*decode_paragg(names(task, ids)), strict=True)
-            if member
-        ]
+        own = [value(end, *c) for c, (member, end) in zip(*decode_paragg(names(task, ids)), strict=True) if member]
         shares.append(sum(v == bool(answer) for v in own) / len(own))
     share = sum(shares) / len(shares)
     expected = {"chance": 0.5, "constant": 0.5, "one_member": max(share, 1 - share)}
@@ -493,9 +474,7 @@ def posterior(width, gates, answer):
     """Share of the likelier answer over every layer 1 and every leaf assignment that keep the guarantee."""
     counts = [0, 0]
     kinds = list(product(OPERATOR, combinations(range(width), 2)))
-    inputs = sorted(
-        {slot for _, slot in gates[answer][1:]}
-    )  # the answer at d* = 2 sees no other gate of layer 1
+    inputs = sorted({slot for _, slot in gates[answer][1:]})  # the answer at d* = 2 sees no other gate of layer 1
     for bits in product((False, True), repeat=width):
         leaves = {(0, s): bit for s, bit in enumerate(bits)}
         for choice in product(kinds, repeat=len(inputs)):
@@ -574,8 +553,6 @@ def test_impossible_requests_get_one_sentence(message):
 
 def test_a_stratum_too_small_is_refused():
     size = stratum_size(CIRCUIT, 1)
-    with pytest.raises(
-        ValueError, match=rf"^n must be at most {size // 10}, a tenth of the {size} instances of circuit"
-    ):
+    with pytest.raises(ValueError, match=rf"^n must be at most {size // 10}, a tenth of the {size} instances of circuit"):
         evaluation_set(CIRCUIT, 1, size // 10 + 1)
     assert len(evaluation_set(CIRCUIT, 1, 4).answer) == 4

@@ -1,0 +1,137 @@
+"""The commands behind make: run, claims, doctor, readme. Errors are one sentence on stderr and exit code 1."""
+
+import argparse
+import json
+import logging
+import os
+import sys
+import time
+from pathlib import Path
+
+from lib import paths
+from lib.params import SCALES
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    args = _parser().parse_args(argv)
+    logging.getLogger("papermill").setLevel(logging.ERROR)
+    try:
+        return args.command(args)
+    except KeyboardInterrupt:
+        print(
+            "Stopped. Finished runs are kept; the same command goes on where this one stopped.",
+            file=sys.stderr,
+        )
+        return 130
+    except (ValueError, RuntimeError, OSError) as error:
+        if os.environ.get("LOOPED_TRACEBACK"):
+            raise
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m lib", description="Replicate two papers on looped language models.")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    run = commands.add_parser("run", help="run the notebooks at a scale and print the verdicts")
+    run.add_argument("--scale", default="laptop", help=f"one of {', '.join(SCALES)}")
+    run.add_argument("--only", nargs="+", metavar="NAME", help="these notebooks alone")
+    run.add_argument("--engine", default="local", choices=["local"], help="where jobs run")
+    run.add_argument("--fresh", action="store_true", help="set the run store aside first and train everything again")
+    run.set_defaults(command=run_notebooks)
+
+    claims = commands.add_parser("claims", help="print the verdict table of a scale")
+    claims.add_argument("--scale", default="laptop", help=f"one of {', '.join(SCALES)}")
+    claims.add_argument("--json", action="store_true", help="as JSON, one object a claim")
+    claims.set_defaults(command=print_claims)
+
+    doctor = commands.add_parser("doctor", help="versions, machine, store health, pairs in sync, stale results")
+    doctor.set_defaults(command=diagnose)
+
+    readme = commands.add_parser("readme", help="write the generated parts of README.md")
+    readme.add_argument("--check", action="store_true", help="change nothing; fail when README.md is not what it should be")
+    readme.set_defaults(command=write_readme)
+
+    pilot = commands.add_parser("pilot", help="the pilot that fixed a scale's learning rates, with seeds never reported")
+    pilot.add_argument("--scale", default="laptop", help=f"one of {', '.join(SCALES)}")
+    pilot.set_defaults(command=run_pilot)
+    return parser
+
+
+def run_notebooks(args) -> int:
+    """Run notebooks in order, printing each one's verdicts as they come, then the whole table and where things are."""
+    from lib import claims, params, runner
+
+    if unknown := sorted(set(args.only or ()) - set(runner.NOTEBOOKS)):
+        raise ValueError(f"{unknown[0]} is not a notebook: --only takes {', '.join(runner.NOTEBOOKS)}.")
+    chosen = [name for name in runner.NOTEBOOKS if not args.only or name in args.only]
+    for name in chosen:  # a mistake in the last notebook's file should not wait for the first one to run
+        params.load(name, args.scale)
+    if args.fresh and paths.runs().exists():
+        aside = paths.runs().with_name(f"runs-{time.strftime('%Y%m%d-%H%M%S')}")
+        paths.runs().rename(aside)
+        print(f"the run store is set aside as {aside}", file=sys.stderr)
+    folder, done = paths.outputs() / args.scale, []
+    for name in chosen:
+        done.append(runner.run(name, args.scale))
+        frame = claims.write(folder)
+        if len(own := frame[frame["notebook"] == name]):
+            print(f"\nVerdicts of {name}:\n{claims.table(own)}\n", flush=True)
+    built = frame[frame["reason"] != claims.NOT_BUILT]
+    print(f"Verdicts at scale {args.scale} ({len(built)} of {len(frame)} claims built):\n{claims.table(built)}\n")
+    print(
+        "Executed notebooks:",
+        *(f"  {_near(path)}" for path in done),
+        f"  {_near(folder / 'claims.csv')}",
+        sep="\n",
+    )
+    return 0
+
+
+def _near(path: Path) -> Path:
+    """A path as seen from the working directory, where it lies below it."""
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def print_claims(args) -> int:
+    """Print claims.csv's content, judged anew from the results of the scale."""
+    from lib import claims, params
+
+    if args.scale not in SCALES:
+        raise params.ParamsError(f"scale is {args.scale!r}: it must be one of {', '.join(SCALES)}.")
+    frame, _ = claims.collect(paths.outputs() / args.scale)
+    print(json.dumps(json.loads(frame.to_json(orient="records")), indent=1) if args.json else claims.table(frame))
+    return 0
+
+
+def diagnose(args) -> int:
+    """Print what a maintainer asks first; exit code 1 when something needs a hand."""
+    from lib import doctor
+
+    lines, healthy = doctor.report()
+    print("\n".join(lines))
+    return 0 if healthy else 1
+
+
+def write_readme(args) -> int:
+    """Write README.md's generated parts, or with --check say whether they are as they should be."""
+    from lib import readme
+
+    path = paths.ROOT / "README.md"
+    old = path.read_text(encoding="utf-8")
+    new = readme.render(old)
+    if args.check and new != old:
+        raise ValueError("README.md does not say what the results say: run `python -m lib readme`.")
+    if not args.check:
+        path.write_text(new, encoding="utf-8")
+    return 0
+
+
+def run_pilot(args) -> int:
+    """Run the pilot grid and print its table."""
+    from lib import pilot
+
+    print(pilot.run(args.scale).to_string(index=False))
+    return 0

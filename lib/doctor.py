@@ -1,0 +1,69 @@
+"""What a maintainer asks first: versions, machine, store health, notebook pairs in sync, results older than the code."""
+
+import json
+import platform
+import shutil
+from importlib.metadata import version
+from pathlib import Path
+
+import jupytext
+import torch
+
+from lib import BEHAVIOUR, claims, paths
+from lib.results import PACKAGES, hardware
+from lib.store import Store
+
+
+def report() -> tuple[list[str], bool]:
+    """The report's lines, and whether nothing needs a hand."""
+    machine = hardware()
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    lines = [
+        "versions    " + ", ".join([f"python {platform.python_version()}", *(f"{p} {version(p)}" for p in PACKAGES)]),
+        f"machine     {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
+        f"GPU: {', '.join(gpus) or 'none'}",
+    ]
+    health = Store(paths.runs()).health()
+    disk = shutil.disk_usage(paths.ROOT).free / 2**30
+    lines.append(
+        f"store       {health['finished']} runs, {health['partial']} unfinished, {health['corrupt']} corrupt, "
+        f"{health['bytes'] / 2**20:.1f} MiB; {disk:.0f} GiB of disk free"
+    )
+    unpaired, old = out_of_sync(), stale()
+    lines.append(f"pairs       {'; '.join(unpaired) or 'every .py and .ipynb agree'}")
+    lines.append(f"behaviour   version {BEHAVIOUR}; {'; '.join(map(told, old)) or 'no result is older'}")
+    lines.append(f"rules       {claims.rules_hash()}, {len(claims.load())} claims")
+    return lines, not (unpaired or old or health["corrupt"])
+
+
+def out_of_sync(folder: Path | None = None) -> list[str]:
+    """Sentences on notebooks whose .py and .ipynb differ in cells, source or tags, or that lack their pair."""
+    folder = folder or paths.notebooks()
+    found = []
+    for stem in sorted({p.stem for p in folder.iterdir() if p.suffix in (".py", ".ipynb") and p.stem != "conftest"}):
+        pair = [folder / f"{stem}{suffix}" for suffix in (".py", ".ipynb")]
+        if missing := [p.name for p in pair if not p.exists()]:
+            found.append(f"{missing[0]} is missing")
+        elif _cells(pair[0]) != _cells(pair[1]):
+            found.append(f"{stem}.ipynb is not {stem}.py: run `jupytext --to ipynb --update notebooks/{stem}.py`, then execute")
+    return found
+
+
+def _cells(path: Path) -> list[tuple]:
+    return [(c.cell_type, c.source, c.metadata.get("tags", [])) for c in jupytext.read(path).cells]
+
+
+def stale() -> list[tuple[str, str, int]]:
+    """(scale, notebook, behaviour version) of every result.json older than the code's behaviour version."""
+    found = []
+    for file in sorted(paths.outputs().glob("*/*/result.json")):
+        behaviour = json.loads(file.read_text(encoding="utf-8")).get("behaviour", 0)
+        if behaviour < BEHAVIOUR:
+            found.append((file.parts[-3], file.parts[-2], behaviour))
+    return found
+
+
+def told(entry: tuple[str, str, int]) -> str:
+    """One stale result as a sentence."""
+    scale, notebook, behaviour = entry
+    return f"{scale}/{notebook} was made by behaviour version {behaviour}: run it again"

@@ -1,0 +1,152 @@
+"""The figures: Altair charts that read without colour vision, with seeds, intervals and units in sight.
+
+Every chart shows as a PNG in the cell, drawn by vl-convert, so that a notebook looks the same on any page that renders it.
+"""
+
+import altair as alt
+import pandas as pd
+
+from lib import stats
+
+LABELS = {"no_norm": "no boundary norm", "with_norm": "boundary norm every step"}
+COLOURS = {"no_norm": "#0072B2", "with_norm": "#D55E00"}  # Okabe and Ito's blue and vermillion
+SHAPES = {"no_norm": "circle", "with_norm": "triangle-up"}
+FONT = 13
+
+
+def setup() -> None:
+    """Make every chart a PNG drawn by vl-convert. A notebook calls it once."""
+    alt.renderers.enable("png", scale_factor=1.5)
+
+
+def _style(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
+    return (
+        chart.configure_axis(labelFontSize=FONT - 1, titleFontSize=FONT, titleFontWeight="normal", gridOpacity=0.4)
+        .configure_legend(labelFontSize=FONT - 1, titleFontSize=FONT, orient="top", title=None, labelLimit=400)
+        .configure_header(labelFontSize=FONT, titleFontSize=FONT)
+        .configure_title(fontSize=FONT + 1, anchor="start", subtitleFontSize=FONT - 1)
+        .configure_view(strokeOpacity=0.3)
+    )
+
+
+def _arms(frame: pd.DataFrame) -> tuple[alt.Color, alt.Shape]:
+    """Colour and shape of the arms present, by label."""
+    present = [arm for arm in LABELS if arm in set(frame["arm"])]
+    names = [LABELS[arm] for arm in present]
+    colour = alt.Color("label:N", scale=alt.Scale(domain=names, range=[COLOURS[a] for a in present]), title=None)
+    shape = alt.Shape("label:N", scale=alt.Scale(domain=names, range=[SHAPES[a] for a in present]), title=None)
+    return colour, shape
+
+
+def means(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Seed means of `value` with their 95 % bootstrap interval: columns `by`, value, low, high, n. NaN counts as 0."""
+    rows = []
+    for keys, group in frame.groupby(by, sort=False):
+        rows.append(dict(zip(by, keys, strict=True)) | stats.bootstrap_mean(group["value"])._asdict())
+    return pd.DataFrame(rows)
+
+
+def against_loops(
+    frame: pd.DataFrame,
+    y: str,
+    r0: int,
+    panel: str = "task",
+    floors: pd.DataFrame | None = None,
+    points_at: list[int] | None = None,
+    log_y: bool = False,
+    title: str = "",
+    width: int = 330,
+) -> alt.TopLevelMixin:
+    """A measure against the loop count K (log2), one panel a value of `panel`: mean, interval, seed points, r0, floor.
+
+    frame: arm, seed, K, value and `panel`; floors: `panel`, value. Seed points stand at `points_at` (default: powers of two).
+    """
+    counts = points_at or [2**i for i in range(12) if 2**i <= frame["K"].max()]
+    frame = frame.assign(label=frame["arm"].map(LABELS), value=frame["value"].fillna(0))
+    mean = means(frame, [panel, "arm", "label", "K"])
+    colour, shape = _arms(frame)
+    x = alt.X("K:Q", title="loop count K", scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=counts))
+    scale = alt.Scale(type="log") if log_y else alt.Scale(domain=[0, 1.02])
+    value = alt.Y("value:Q", title=y, scale=scale)
+    panels = []
+    for name in frame[panel].unique():
+        m, f = mean[mean[panel] == name], frame[(frame[panel] == name) & frame["K"].isin(counts)]
+        # seeds side by side, so that equal values do not hide each other
+        offset = f["seed"].rank(method="dense") - (f["seed"].nunique() + 1) / 2
+        f = f.assign(K=f["K"] * 2 ** (offset * 0.03))
+        layers = [
+            alt.Chart(m).mark_area(opacity=0.2).encode(x=x, y=alt.Y("low:Q", title=y, scale=scale), y2="high:Q", color=colour),
+            alt.Chart(m).mark_line(strokeWidth=2).encode(x=x, y=value, color=colour),
+            alt.Chart(f).mark_point(size=28, opacity=0.7).encode(x=x, y=value, color=colour, shape=shape),
+            _mark(pd.DataFrame({"K": [r0], "text": [f"trained, K = {r0}"]}), "x"),
+        ]
+        if floors is not None:
+            floor = floors.loc[floors[panel] == name, "value"].mean()
+            layers.append(_mark(pd.DataFrame({"value": [floor], "text": [f"no-skill floor {floor:.2f}"]}), "y", counts[-1]))
+        panels.append(alt.layer(*layers).properties(width=width, height=260, title=str(name)))
+    return _style(alt.hconcat(*panels).properties(title=title))
+
+
+def _mark(frame: pd.DataFrame, axis: str, right: int | None = None) -> alt.Chart:
+    """A dashed line with its words: upright at a loop count (axis x), or level at a value (axis y)."""
+    at = alt.X("K:Q") if axis == "x" else alt.Y("value:Q")
+    rule = alt.Chart(frame).mark_rule(strokeDash=[5, 4], color="#444").encode(at)
+    if axis == "x":
+        text = alt.Chart(frame).mark_text(align="left", dx=4, dy=8, baseline="top", color="#444", fontSize=FONT - 2)
+        return rule + text.encode(x="K:Q", y=alt.value(242), text="text:N")
+    text = alt.Chart(frame.assign(K=right)).mark_text(align="right", dy=-7, color="#444", fontSize=FONT - 2)
+    return rule + text.encode(x="K:Q", y="value:Q", text="text:N")
+
+
+def swap(frame: pd.DataFrame, title: str = "") -> alt.TopLevelMixin:
+    """Accuracy of each trained arm under its own and under the other arm's boundary, a line a seed, one panel a (task, K).
+
+    frame: task, K, arm (as trained), run ("own boundary", "other boundary"), seed, value.
+    """
+    frame = frame.assign(label=frame["arm"].map(LABELS), value=frame["value"].fillna(0))
+    frame["line"] = frame["arm"] + frame["seed"].astype(str)
+    colour, shape = _arms(frame)
+    x = alt.X("run:N", title=None, sort=["own boundary", "other boundary"], axis=alt.Axis(labelAngle=0))
+    y = alt.Y("value:Q", title="accuracy", scale=alt.Scale(domain=[0, 1.02]))
+    panels = []
+    for (task, K), part in frame.groupby(["task", "K"], sort=False):
+        base = alt.Chart(part).encode(x=x, y=y, color=colour, detail="line:N")
+        chart = base.mark_line(opacity=0.5) + base.mark_point(size=40).encode(shape=shape)
+        panels.append(chart.properties(width=190, height=220, title=f"{task}, K = {K}"))
+    return _style(alt.hconcat(*panels).properties(title=title))
+
+
+def steps(frame: pd.DataFrame, measures: dict[str, str], r0: int, title: str = "") -> alt.TopLevelMixin:
+    """One trajectory, a panel a measure, a line an arm. frame: arm, K, metric, value; measures: metric -> title."""
+    frame = frame.assign(label=frame["arm"].map(LABELS))
+    colour, shape = _arms(frame)
+    counts = [2**i for i in range(12) if 2**i <= frame["K"].max()]
+    panels = []
+    for metric, name in measures.items():
+        x = alt.X("K:Q", title="loop step", scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=counts))
+        base = alt.Chart(frame[frame["metric"] == metric]).encode(x=x, y=alt.Y("value:Q", title=name), color=colour)
+        lines = base.mark_line() + base.mark_point(size=30, filled=True).encode(shape=shape)
+        panels.append((lines + _mark(pd.DataFrame({"K": [r0], "text": [""]}), "x")).properties(width=250, height=220))
+    return _style(alt.hconcat(*panels).properties(title=title))
+
+
+def verdict_counts(frame: pd.DataFrame) -> alt.TopLevelMixin:
+    """Bars of claims a section, split by verdict; claims not built yet are their own kind. frame: claims.csv's columns."""
+    kinds = {
+        "replicated": "#009E73",
+        "same_direction": "#56B4E9",
+        "inconclusive": "#F0E442",
+        "not_replicated": "#D55E00",
+        "not_competent": "#CC79A7",
+        "out_of_reach": "#999999",
+        "not built yet": "#DDDDDD",
+    }
+    shown = frame.assign(kind=frame["verdict"].where(frame["reason"] != "not built yet", "not built yet"))
+    counts = shown.groupby(["section", "kind"], as_index=False).size()
+    names = [k for k in kinds if k in set(counts["kind"])]
+    counts["order"] = counts["kind"].map(list(kinds).index)
+    colour = alt.Color("kind:N", scale=alt.Scale(domain=names, range=[kinds[k] for k in names]), title=None)
+    y = alt.Y("section:N", title="section", sort=list(dict.fromkeys(frame["section"])))
+    x = alt.X("size:Q", title="claims")
+    bars = alt.Chart(counts).encode(x=x, y=y, color=colour, order="order:Q").mark_bar(stroke="white")
+    return _style(bars.properties(width=520, height=260))

@@ -1,0 +1,137 @@
+"""Runs a notebook at a scale: checked parameters in, an executed notebook out, nothing earlier touched when a cell fails."""
+
+import json
+import os
+import re
+import sys
+import threading
+import time
+from pathlib import Path
+
+import jupytext
+import nbformat
+import papermill
+from papermill.exceptions import PapermillExecutionError
+from tqdm import tqdm
+
+from lib import params, paths
+from lib.store import write_atomic
+
+NOTEBOOKS = ("00_reading_guide", "4_3_scratch_training", "99_verdicts")  # in the order they run
+CELL_SECONDS = 12 * 3600  # a cell may train for hours, but not for ever
+QUIET_EVERY = 30.0  # seconds between progress lines where there is no terminal
+
+
+class NotebookError(RuntimeError):
+    """A notebook did not run through; one sentence naming the notebook and the cell."""
+
+
+def run(notebook: str, scale: str) -> Path:
+    """Execute a notebook at a scale; returns outputs/<scale>/<notebook>/notebook.ipynb.
+
+    Raises ParamsError before anything runs when the parameters are wrong, and NotebookError when a cell raises: then the
+    executed copy is in outputs/failed/ and earlier results stand.
+    """
+    values = params.load(notebook, scale)
+    outputs = paths.outputs()
+    final = outputs / scale / notebook / "notebook.ipynb"
+    failed = outputs / "failed" / f"{scale}-{notebook}.ipynb"
+    try:
+        failed.parent.mkdir(parents=True, exist_ok=True)
+        failed.unlink(missing_ok=True)
+        # the .py is the source: what runs is made from it, whatever the .ipynb beside it says
+        nbformat.write(jupytext.read(paths.notebooks() / f"{notebook}.py"), failed)
+    except OSError as error:
+        raise NotebookError(
+            f"{outputs} cannot be written ({error.strerror}): make it writable, or set LOOPED_OUTPUTS to another folder."
+        ) from None
+    progress = outputs / f"progress-{os.getpid()}.json"
+    with _Watch(f"{notebook} ({scale})", progress):
+        try:
+            papermill.execute_notebook(
+                str(failed),
+                str(failed),
+                parameters=values,
+                cwd=str(paths.notebooks()),
+                kernel_name="python3",
+                progress_bar=False,
+                execution_timeout=CELL_SECONDS,
+            )
+        except PapermillExecutionError as error:
+            raise NotebookError(_failure(notebook, scale, failed, error)) from None
+    executed = nbformat.read(failed, as_version=4)
+    final.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(final, nbformat.writes(scrub(executed)) + "\n")
+    failed.unlink()
+    return final
+
+
+def _failure(notebook: str, scale: str, failed: Path, error: PapermillExecutionError) -> str:
+    """What went wrong as a sentence: notebook, code cell counted from 1, the error, and where to look."""
+    cells = [c for c in nbformat.read(failed, as_version=4).cells if c.cell_type == "code"]
+    cells = [c for c in cells if "papermill-error-cell-tag" not in c.metadata.get("tags", [])]
+    bad = next((i for i, c in enumerate(cells, 1) if any(o.output_type == "error" for o in c.outputs)), "?")
+    said = re.sub(r"\x1b\[[0-9;]*m", "", f"{error.ename}: {error.evalue}").strip().splitlines()[0]
+    return f"notebooks/{notebook}.py at scale {scale}: code cell {bad} failed with {said} (executed copy: {failed})."
+
+
+def scrub(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
+    """Take out what changes at every run (papermill's record, times, stderr); outputs and execution counts stay."""
+    notebook.metadata.pop("papermill", None)
+    notebook.metadata.get("language_info", {}).pop("version", None)
+    for cell in notebook.cells:
+        for key in ("papermill", "execution"):
+            cell.metadata.pop(key, None)
+        if cell.cell_type == "code":
+            cell.outputs = [o for o in cell.outputs if o.get("name") != "stderr"]
+    return notebook
+
+
+class _Watch(threading.Thread):
+    """Shows the progress file that the notebook's engine writes: a bar on a terminal, a line now and then elsewhere."""
+
+    def __init__(self, title: str, file: Path):
+        super().__init__(daemon=True)
+        self.title, self.file, self.over = title, file, threading.Event()
+        self.terminal = sys.stderr.isatty()
+
+    def __enter__(self):
+        os.environ["LOOPED_PROGRESS"] = str(self.file)  # inherited by the kernel
+        self.started = time.monotonic()
+        self.start()
+
+    def __exit__(self, *_):
+        self.over.set()
+        self.join()
+        self.file.unlink(missing_ok=True)
+        del os.environ["LOOPED_PROGRESS"]
+        print(f"{self.title}: {time.monotonic() - self.started:.0f} s", file=sys.stderr)
+
+    def run(self):
+        bar = tqdm(
+            desc=self.title,
+            total=1,
+            bar_format="{desc} {percentage:3.0f}%|{bar}| {postfix}",
+            disable=not self.terminal,
+        )
+        said = 0.0
+        while not self.over.wait(0.5):
+            try:
+                state = json.loads(self.file.read_text())
+            except (OSError, ValueError):
+                continue
+            line = f"{state['finished']}/{state['runs']} runs, {_clock(state['seconds'])} so far, {_clock(state['eta'])} left"
+            bar.total, bar.n = max(state["total"], 1), state["done"]
+            bar.set_postfix_str(line)
+            if not self.terminal and time.monotonic() - said > QUIET_EVERY:
+                said = time.monotonic()
+                print(
+                    f"{self.title} {state['done'] / max(state['total'], 1):4.0%}  {line}",
+                    file=sys.stderr,
+                    flush=True,
+                )
+        bar.close()
+
+
+def _clock(seconds: float | None) -> str:
+    return "?" if seconds is None else f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

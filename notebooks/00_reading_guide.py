@@ -1,0 +1,110 @@
+# ---
+# jupyter:
+#   kernelspec:
+#     display_name: Python 3
+#     language: python
+#     name: python3
+# ---
+
+# %% [markdown]
+# # Reading guide: what a looped model is
+#
+# A looped (depth-recurrent) language model applies one stack of layers again and again. Depth becomes a number that can be
+# chosen when the model is run: K loop steps, whatever the r0 it was trained with. This guide builds one by hand, shows the
+# two places where its state can be normalised, and draws one answer as it forms, step by step.
+#
+# Under a minute at the smoke scale shown in `notebooks/`; the same guide with the laptop models is
+# [here](../outputs/laptop/00_reading_guide/notebook.ipynb).
+
+# %% tags=["parameters"]
+scale: str = "smoke"  # whose models to draw: smoke, laptop, overnight or paper
+instance: int = 0  # which test instance to follow
+
+# %%
+import pandas as pd
+import torch
+
+from lib import engine, experiment, params, paths, plots, results
+from lib.boundary import every, never, norm_calls, placement
+from lib.experiment import ARMS, Job
+from lib.looped import build
+
+out = results.begin("00_reading_guide", scale)
+plots.setup()
+
+# %% [markdown]
+# ## A looped model by hand
+#
+# Four verbs are all there is: `embed` the tokens (through a prelude, where there is one), `init_state`, `step` as often as
+# wanted, and `readout`. The loop below is the whole model.
+
+# %%
+p = params.load("4_3_scratch_training", scale)
+run = experiment.arm_run(p, "circuit", "no_norm", seed=0)
+model = build(run.config(), seed=0)
+test = experiment.strata(run.task, 64)[run.task.max_depth]
+ids = torch.as_tensor(test.ids)
+with torch.no_grad():
+    e = model.embed(ids)
+    z = model.init_state(e)
+    for t in range(4):
+        z = model.step(z, e, t, never)
+    logits = model.readout(z)
+    print(
+        "by hand and forward(loops=4) bitwise equal:",
+        torch.equal(logits, model(ids, loops=4, boundary=never).logits),
+    )
+
+# %% [markdown]
+# ## Two places for one norm
+#
+# The readout normalises the state before the head reads it. Ouro also normalises it at the end of every loop step, with the
+# same module; Huginn does not. Instrumentation tells them apart without reading any code: count the norm's calls at two loop
+# counts. A count that grows with the loop count acts inside the loop.
+
+# %%
+rows = []
+for boundary in (never, every(1), every(2)):
+    calls = norm_calls(model, (2, 8), lambda m, loops, b=boundary: m(ids[:1], loops=loops, boundary=b))["norm"]
+    rows.append([str(boundary), *calls, placement(calls)])
+pd.DataFrame(rows, columns=["boundary", "calls at K = 2", "calls at K = 8", "the final norm acts"])
+
+# %% [markdown]
+# ## One answer, step by step
+#
+# Below, two models that were trained alike but for that norm (section 4.3, seed 0) read one circuit they never saw. Both were
+# trained to answer at the dashed line. What happens to the right of it is what the contract paper is about.
+
+# %%
+jobs = []
+for arm, boundary in ARMS.items():
+    run = experiment.arm_run(p, "circuit", arm, seed=0)
+    sweeps = ((boundary, 8 * p["r0"]), (experiment.other(arm), 8 * p["r0"]))
+    jobs.append(Job(run, sweeps, p["n_test"], paths.runs()))
+made = engine.map_local(experiment.train_and_sweep, jobs, p["workers"] or None, title="guide")
+
+# %%
+rows = []
+for arm, job, found in zip(ARMS, jobs, made, strict=True):
+    readings = experiment.readings_in(found["sweeps"][0], job.run.task.max_depth)
+    measures = {"norm": readings.norm, "entropy": readings.entropy, "gap": readings.gap}
+    for metric, values in measures.items():
+        rows += [(arm, k + 1, metric, v[instance]) for k, v in enumerate(values)]
+frame = pd.DataFrame(rows, columns=["arm", "K", "metric", "value"])
+names = {
+    "norm": "L2 norm of the raw state",
+    "entropy": "readout entropy (bits)",
+    "gap": "top-1 minus top-2 logit",
+}
+out.chart(plots.steps(frame, names, p["r0"]), "one_answer")
+
+# %% [markdown]
+# Left: how long the state vector is before any norm. Middle: how undecided the readout is over the whole vocabulary (one bit:
+# undecided between two answers). Right: how far the first choice is ahead of the second.
+#
+# Next: [4.3](4_3_scratch_training.ipynb) trains both arms many times and judges the paper's claims;
+# [99](99_verdicts.ipynb) collects every verdict.
+
+# %%
+assert frame["value"].notna().all()
+out.finish({"scale": scale, "instance": instance}, [], {"models": 0})
