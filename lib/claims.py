@@ -44,9 +44,7 @@ class Judgement:
 
     def __post_init__(self):
         if self.verdict not in VERDICTS:
-            raise ValueError(
-                f"verdict of {self.id} is {self.verdict!r}; it must be one of {', '.join(VERDICTS)}"
-            )
+            raise ValueError(f"verdict of {self.id} is {self.verdict!r}; it must be one of {', '.join(VERDICTS)}")
 
 
 def _read(path) -> dict:

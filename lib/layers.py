@@ -16,14 +16,15 @@ class Context:
 
     def __init__(self, positions: torch.Tensor, mask: torch.Tensor | None, config, dtype: torch.dtype):
         half = config.d_model // config.n_heads // 2
-        frequency = config.rope_theta ** (-torch.arange(half, device=positions.device, dtype=torch.float32) / half)
-        angle = positions[:, None, :, None].float() * frequency
+        wide = torch.promote_types(dtype, torch.float32)  # angles are never formed in half precision
+        frequency = config.rope_theta ** (-torch.arange(half, device=positions.device, dtype=wide) / half)
+        angle = positions[:, None, :, None].to(wide) * frequency
         self.positions, self.mask = positions, mask
         self.cos, self.sin = angle.cos().to(dtype), angle.sin().to(dtype)
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
-    """Rotary position embedding in the half-split form. x: (B, H, T, E) -> (B, H, T, E)."""
+    """Rotary position embedding in the half-split form. x: (..., B, H, T, E) -> the same."""
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
@@ -34,16 +35,14 @@ class Attention(nn.Module):
     def __init__(self, config):
         super().__init__()
         self.n_heads = config.n_heads
-        self.q = nn.Linear(config.d_model, config.d_model, bias=False)
-        self.k = nn.Linear(config.d_model, config.d_model, bias=False)
-        self.v = nn.Linear(config.d_model, config.d_model, bias=False)
+        self.qkv = nn.Linear(config.d_model, 3 * config.d_model, bias=False)  # rows: queries, keys, values
         self.o = nn.Linear(config.d_model, config.d_model, bias=False)
 
     def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
         """x: (B, T, D) -> (B, T, D)."""
         B, T, D = x.shape
-        q, k, v = (p(x).view(B, T, self.n_heads, -1).transpose(1, 2) for p in (self.q, self.k, self.v))  # (B, H, T, E)
-        q, k = rotate(q, context.cos, context.sin), rotate(k, context.cos, context.sin)
+        qkv = self.qkv(x).view(B, T, 3, self.n_heads, -1).permute(2, 0, 3, 1, 4)  # (3, B, H, T, E)
+        (q, k), v = rotate(qkv[:2], context.cos, context.sin), qkv[2]
         y = F.scaled_dot_product_attention(q, k, v, attn_mask=context.mask, is_causal=context.mask is None)
         return self.o(y.transpose(1, 2).reshape(B, T, D))
 
@@ -53,13 +52,13 @@ class FeedForward(nn.Module):
 
     def __init__(self, config):
         super().__init__()
-        self.gate = nn.Linear(config.d_model, config.d_ff, bias=False)
-        self.up = nn.Linear(config.d_model, config.d_ff, bias=False)
+        self.gate_up = nn.Linear(config.d_model, 2 * config.d_ff, bias=False)  # rows: gate, up
         self.down = nn.Linear(config.d_ff, config.d_model, bias=False)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x: (B, T, D) -> (B, T, D)."""
-        return self.down(F.silu(self.gate(x)) * self.up(x))
+        gate, up = self.gate_up(x).chunk(2, dim=-1)
+        return self.down(F.silu(gate) * up)
 
 
 class Block(nn.Module):

@@ -85,9 +85,7 @@ def holm(p) -> np.ndarray:
     return adjusted
 
 
-def _resampled_means(
-    sums: np.ndarray, sizes: np.ndarray, rng: np.random.Generator, resamples: int
-) -> np.ndarray:
+def _resampled_means(sums: np.ndarray, sizes: np.ndarray, rng: np.random.Generator, resamples: int) -> np.ndarray:
     """Means (resamples,) over units drawn with replacement, each of `sizes` values that add to `sums`."""
     chunks = []
     for start in range(0, resamples, 1000):  # bounds the memory at many units

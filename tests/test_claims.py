@@ -302,9 +302,7 @@ def test_a_corrupt_result_is_named_in_one_sentence(tmp_path, text, why):
     file.write_text(text)
     with pytest.raises(ValueError, match=why) as caught:
         claims.write(tmp_path)
-    assert str(caught.value).startswith(f"{file} cannot be read as a result: ") and "\n" not in str(
-        caught.value
-    )
+    assert str(caught.value).startswith(f"{file} cannot be read as a result: ") and "\n" not in str(caught.value)
     assert not list(tmp_path.glob("*.csv"))
 
 
@@ -388,10 +386,6 @@ def test_markdown_takes_the_highest_scale_that_judged(tmp_path, rules):
 
 
 def test_markdown_reads_the_written_tables_alike(tmp_path):
-    frames = frames_of(
-        tmp_path, laptop=[judged("asymmetry"), judged("moe_wins", "out_of_reach", ours="", n=0)]
-    )
+    frames = frames_of(tmp_path, laptop=[judged("asymmetry"), judged("moe_wins", "out_of_reach", ours="", n=0)])
     claims.write(tmp_path / "laptop")
-    assert claims.markdown({"laptop": pd.read_csv(tmp_path / "laptop" / "claims.csv")}) == claims.markdown(
-        frames
-    )
+    assert claims.markdown({"laptop": pd.read_csv(tmp_path / "laptop" / "claims.csv")}) == claims.markdown(frames)

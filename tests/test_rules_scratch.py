@@ -24,9 +24,7 @@ from lib.rules_scratch import (
 
 NAN = float("nan")
 K4 = (1, 2, 4, 8, 16, 32)
-FLOORS = pd.DataFrame(
-    {"task": ["circuit", "circuit", "hops"], "d_star": ["1", "2", "1"], "value": [0.4, 0.5, 0.1]}
-)
+FLOORS = pd.DataFrame({"task": ["circuit", "circuit", "hops"], "d_star": ["1", "2", "1"], "value": [0.4, 0.5, 0.1]})
 # the paper's picture: without the norm it holds, with it the accuracy peaks at the trained depth
 CURVES = {
     ("circuit", "no_norm"): (0.79, 0.93, 0.98, 0.97, 0.96, 0.93),
@@ -201,9 +199,7 @@ def test_extrapolates_better(curves, scale, verdict):
     assert [p["K"] for p in found.points if p["p_raw"] is not None] == [8, 16, 32]
 
 
-@pytest.mark.parametrize(
-    ("seeds", "verdict"), [(4, "same_direction"), (7, "same_direction"), (3, "inconclusive")]
-)
+@pytest.mark.parametrize(("seeds", "verdict"), [(4, "same_direction"), (7, "same_direction"), (3, "inconclusive")])
 def test_few_seeds_never_replicate_by_rank_test(seeds, verdict):
     found = judged(accuracy(seeds=seeds), state_norm(seeds=seeds), swapped(seeds=seeds))
     better = found["no_norm_extrapolates_better"]
@@ -236,9 +232,8 @@ def test_one_seed_is_inconclusive():
     ],
 )
 def test_norm_peaks(means, scale, verdict, peak):
-    found = judged(accuracy(curve("circuit", "with_norm", *means), scale=scale))[
-        "norm_peaks_at_trained_depth"
-    ]
+    table = accuracy(curve("circuit", "with_norm", *means), scale=scale)
+    found = norm_peaks_at_trained_depth(table, FLOORS, 4)
     assert found.verdict == verdict, found
     assert f"highest at K = {peak}" in found.reason
 
@@ -385,10 +380,7 @@ def test_other_trained_depths():
     assert grid(3) == [1, 2, 3, 4, 6, 8, 12, 16, 24]
     curves = {key: (means[0], means[2], *means[3:]) for key, means in CURVES.items()}
     swap = swapped().replace({"K": {4: 2}})
-    found = {
-        j.id: j
-        for j in judge(accuracy(curves, counts=(1, 2, 4, 8, 16)), state_norm(r0=2), swap, FLOORS, 2, "paper")
-    }
+    found = {j.id: j for j in judge(accuracy(curves, counts=(1, 2, 4, 8, 16)), state_norm(r0=2), swap, FLOORS, 2, "paper")}
     assert found["norm_peaks_at_trained_depth"].verdict == "replicated"
     assert found["scratch_circuit_none"].verdict == "out_of_reach"  # the paper's models have r0 = 4
     assert "K beyond 1 scaled by 2 / 4" in found["scratch_circuit_none"].reason

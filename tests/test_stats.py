@@ -103,9 +103,7 @@ def test_rank_test_is_symmetric_and_bounded(x, y):
     assert u + v == len(x) * len(y)
     assert p == q and 0 < p <= 1
     assert cliffs_delta(x, y) == -cliffs_delta(y, x)
-    assert cliffs_delta(x, y) == pytest.approx(
-        float(2 * sum(score(a, b) for a in x for b in y)) / (len(x) * len(y)) - 1
-    )
+    assert cliffs_delta(x, y) == pytest.approx(float(2 * sum(score(a, b) for a in x for b in y)) / (len(x) * len(y)) - 1)
 
 
 @settings(max_examples=50, deadline=None)

@@ -1,0 +1,28 @@
+"""Small models and inputs that several tests share."""
+
+import torch
+
+from lib.config import LoopedConfig
+from lib.looped import LoopedModel, build
+
+ENVELOPES = {"full_stack": (0, 2, 0), "sandwich": (1, 2, 1)}
+
+
+def small(seed: int = 0, envelope: str = "full_stack", **values) -> LoopedModel:
+    """A model of 16 channels with random norm gains, so that a norm in the wrong place shows."""
+    prelude, core, coda = ENVELOPES[envelope]
+    layers = {"prelude": prelude, "core": core, "coda": coda}
+    config = LoopedConfig(**{"vocab_size": 23, "d_model": 16, "n_heads": 2, "d_ff": 24} | layers | values)
+    model = build(config, seed).eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if "norm" in name:
+                parameter.copy_(1 + 0.3 * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def tokens(batch: int = 3, length: int = 7, vocab: int = 23, fields: int | None = None, seed: int = 0) -> torch.Tensor:
+    """Random ids, (batch, length) or (batch, length, fields)."""
+    shape = (batch, length) if fields is None else (batch, length, fields)
+    return torch.randint(0, vocab, shape, generator=torch.Generator().manual_seed(seed))
