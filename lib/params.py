@@ -7,7 +7,7 @@ import papermill
 import yaml
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
-from lib import paths
+from lib import experiment, paths
 
 SCALES = ("smoke", "laptop", "overnight", "paper")
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list[int]": list[int], "list[str]": list[str]}
@@ -20,8 +20,7 @@ POSITIVE, COUNT, ZERO_UP = (
 # what a value may be, by the name it has in every notebook; a name that is not here has only its type
 VALUES = {
     "scale": Literal[SCALES],
-    "tasks": list[Literal["circuit", "hops", "paragg"]],
-    "arms": list[Literal["no_norm", "with_norm"]],
+    "tasks": Annotated[list[Literal["circuit", "hops"]], Field(min_length=1)],
     "device": Literal["cpu", "cuda"],
     "instance": Annotated[int, Field(ge=0)],
     "optimizer": Literal["adamw", "muon"],
@@ -95,9 +94,16 @@ def _checked(name: str, given: dict, schema: dict[str, dict]) -> dict:
     fields = {key: (VALUES.get(key, TYPES.get(entry["type"], object)), ...) for key, entry in schema.items()}
     model = create_model("Parameters", __config__=ConfigDict(extra="forbid", strict=True), **fields)
     try:
-        return model(**given).model_dump()
+        values = model(**given).model_dump()
     except ValidationError as error:
         raise ParamsError(f"{name}: {_sentence(error.errors()[0], given, schema)}.") from None
+    if "r0" in values:  # arms trained from scratch: values that are right one by one must also make a model and a task
+        try:
+            for task in values["tasks"]:
+                experiment.arm_run(values, task, "no_norm", 0)
+        except ValueError as error:
+            raise ParamsError(f"{name}, {task}: {error}.") from None
+    return values
 
 
 def _sentence(error: dict, given: dict, schema: dict) -> str:

@@ -34,8 +34,15 @@ def _arms(frame: pd.DataFrame) -> tuple[alt.Color, alt.Shape]:
     present = [arm for arm in LABELS if arm in set(frame["arm"])]
     names = [LABELS[arm] for arm in present]
     colour = alt.Color("label:N", scale=alt.Scale(domain=names, range=[COLOURS[a] for a in present]), title=None)
+    colour = colour.legend(symbolOpacity=1, symbolStrokeWidth=2)
     shape = alt.Shape("label:N", scale=alt.Scale(domain=names, range=[SHAPES[a] for a in present]), title=None)
     return colour, shape
+
+
+def _loops(counts: list[int], title: str) -> alt.X:
+    """The loop count's axis: K doubles, so it is a log2 axis, a little wider than the counts."""
+    scale = alt.Scale(type="log", base=2, domain=[0.85 * counts[0], 1.18 * counts[-1]], nice=False)
+    return alt.X("K:Q", title=title, scale=scale, axis=alt.Axis(values=counts))
 
 
 def means(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
@@ -65,8 +72,8 @@ def against_loops(
     frame = frame.assign(label=frame["arm"].map(LABELS), value=frame["value"].fillna(0))
     mean = means(frame, [panel, "arm", "label", "K"])
     colour, shape = _arms(frame)
-    x = alt.X("K:Q", title="loop count K", scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=counts))
-    scale = alt.Scale(type="log") if log_y else alt.Scale(domain=[0, 1.02])
+    x = _loops(counts, "loop count K")
+    scale = alt.Scale(type="log") if log_y else alt.Scale(domain=[0, 1.05], nice=False)
     value = alt.Y("value:Q", title=y, scale=scale)
     panels = []
     for name in frame[panel].unique():
@@ -92,8 +99,8 @@ def _mark(frame: pd.DataFrame, axis: str, right: int | None = None) -> alt.Chart
     at = alt.X("K:Q") if axis == "x" else alt.Y("value:Q")
     rule = alt.Chart(frame).mark_rule(strokeDash=[5, 4], color="#444").encode(at)
     if axis == "x":
-        text = alt.Chart(frame).mark_text(align="left", dx=4, dy=8, baseline="top", color="#444", fontSize=FONT - 2)
-        return rule + text.encode(x="K:Q", y=alt.value(242), text="text:N")
+        text = alt.Chart(frame).mark_text(align="left", dx=4, dy=4, baseline="top", color="#444", fontSize=FONT - 2)
+        return rule + text.encode(x="K:Q", y=alt.value(-2), text="text:N")
     text = alt.Chart(frame.assign(K=right)).mark_text(align="right", dy=-7, color="#444", fontSize=FONT - 2)
     return rule + text.encode(x="K:Q", y="value:Q", text="text:N")
 
@@ -107,7 +114,7 @@ def swap(frame: pd.DataFrame, title: str = "") -> alt.TopLevelMixin:
     frame["line"] = frame["arm"] + frame["seed"].astype(str)
     colour, shape = _arms(frame)
     x = alt.X("run:N", title=None, sort=["own boundary", "other boundary"], axis=alt.Axis(labelAngle=0))
-    y = alt.Y("value:Q", title="accuracy", scale=alt.Scale(domain=[0, 1.02]))
+    y = alt.Y("value:Q", title="accuracy", scale=alt.Scale(domain=[0, 1.05], nice=False))
     panels = []
     for (task, K), part in frame.groupby(["task", "K"], sort=False):
         base = alt.Chart(part).encode(x=x, y=y, color=colour, detail="line:N")
@@ -123,7 +130,7 @@ def steps(frame: pd.DataFrame, measures: dict[str, str], r0: int, title: str = "
     counts = [2**i for i in range(12) if 2**i <= frame["K"].max()]
     panels = []
     for metric, name in measures.items():
-        x = alt.X("K:Q", title="loop step", scale=alt.Scale(type="log", base=2), axis=alt.Axis(values=counts))
+        x = _loops(counts, "loop step")
         base = alt.Chart(frame[frame["metric"] == metric]).encode(x=x, y=alt.Y("value:Q", title=name), color=colour)
         lines = base.mark_line() + base.mark_point(size=30, filled=True).encode(shape=shape)
         panels.append((lines + _mark(pd.DataFrame({"K": [r0], "text": [""]}), "x")).properties(width=250, height=220))

@@ -218,7 +218,7 @@ def log(folder: Path, line: str) -> None:
         f.write(f"{datetime.now():%Y-%m-%d %H:%M:%S} {line}\n")
 
 
-def trained(run: Run, root: Path, report=None) -> Path:
-    """The run's folder in the store at `root`, trained now if it is not there yet."""
+def trained(run: Run, root: Path, report=None, checkpoint_seconds: float = 10.0) -> Path:
+    """The run's folder in the store at `root`, trained now (see `train`) if it is not there yet."""
     spec = run.spec()
-    return store.Store(root).make(store.key(spec), spec, lambda folder: train(run, folder, report))
+    return store.Store(root).make(store.key(spec), spec, lambda folder: train(run, folder, report, checkpoint_seconds))

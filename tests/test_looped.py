@@ -156,7 +156,9 @@ def test_initial_state_is_taken_as_given():
         assert torch.equal(logits, model(ids, loops=K, initial_state=z0, answer_positions=torch.tensor([6])).logits)
 
 
-@pytest.mark.parametrize("values", [{}, {"shared_norm": False, "block": "sandwich", "boundary": 2, "state_init": "noise"}], ids=str)
+@pytest.mark.parametrize(
+    "values", [{}, {"shared_norm": False, "block": "sandwich", "boundary": 2, "state_init": "noise"}], ids=str
+)
 def test_the_round_trip_to_disk_is_bitwise(tmp_path, values):
     model = small(envelope="sandwich", **values)
     model.save_pretrained(tmp_path)

@@ -1,0 +1,129 @@
+"""The command line: a whole smoke replication, its results on disk, and mistakes as one sentence with a non-zero exit."""
+
+import json
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from lib import BEHAVIOUR, claims, cli, doctor, paths, readme, store
+from tests.conftest import environment
+
+
+def command(outputs, *words):
+    """Run `python -m lib` with results in `outputs`."""
+    return subprocess.run(
+        [sys.executable, "-m", "lib", *words],
+        cwd=paths.ROOT,
+        env=environment(outputs),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_a_smoke_replication_ends_with_verdicts_and_executed_notebooks(smoke):
+    outputs, done = smoke
+    assert "no_norm_extrapolates_better" in done.stdout and "99_verdicts/notebook.ipynb" in done.stdout
+    table = pd.read_csv(outputs / "smoke/claims.csv")
+    assert list(table["id"]) == list(claims.load()) and list(table.columns) == claims.COLUMNS
+    assert set(table["verdict"]) <= set(claims.VERDICTS)
+    built = table["notebook"] == "4_3_scratch_training"
+    assert set(table.loc[built, "section"]) == {"4.3"} and set(table.loc[~built, "reason"]) == {"not built yet"}
+    points = pd.read_csv(outputs / "smoke/claims_points.csv")
+    assert list(points.columns) == claims.POINTS and set(points["id"]) == set(table.loc[built, "id"])
+    folder = outputs / "smoke/4_3_scratch_training"
+    assert {p.suffix for p in folder.iterdir()} == {".csv", ".png", ".json", ".ipynb"}
+    result = json.loads((folder / "result.json").read_text(encoding="utf-8"))
+    for key in ("params", "seconds", "versions", "hardware", "behaviour", "rules_hash", "figures", "verdicts"):
+        assert result[key]
+    assert result["behaviour"] == BEHAVIOUR and result["rules_hash"] == claims.rules_hash()
+
+
+def test_the_long_tables_hold_every_seed_loop_count_and_depth(smoke):
+    folder = smoke[0] / "smoke/4_3_scratch_training"
+    p = json.loads((folder / "result.json").read_text(encoding="utf-8"))["params"]
+    accuracy = pd.read_csv(folder / "accuracy.csv")
+    for task in p["tasks"]:
+        depths = {"all", *(str(d) for d in range(1, p[f"{task}_depth"] + 1))}
+        part = accuracy[accuracy["task"] == task]
+        assert set(part["d_star"].astype(str)) == depths
+        assert len(part) == 2 * p["seeds"] * 8 * p["r0"] * len(depths)
+    each = accuracy[accuracy["d_star"] != "all"].groupby(["task", "arm", "seed", "K"])["value"].mean()
+    both = accuracy[accuracy["d_star"] == "all"].set_index(["task", "arm", "seed", "K"])["value"]
+    np.testing.assert_allclose(each.sort_index(), both.sort_index(), atol=1e-5)
+
+
+def test_a_second_run_trains_nothing_and_says_the_same(smoke):
+    outputs, _ = smoke
+    before = store.Store(outputs / "runs").health()
+    verdicts = (outputs / "smoke/claims.csv").read_bytes()
+    logs = {p: p.read_bytes() for p in (outputs / "runs").rglob("train.log")}
+    done = command(outputs, "run", "--scale", "smoke", "--only", "4_3_scratch_training")
+    assert done.returncode == 0 and store.Store(outputs / "runs").health() == before
+    assert {p: p.read_bytes() for p in logs} == logs and (outputs / "smoke/claims.csv").read_bytes() == verdicts
+
+
+def test_claims_prints_a_table_or_json(smoke):
+    done = command(smoke[0], "claims", "--scale", "smoke")
+    assert done.returncode == 0 and len(done.stdout.splitlines()) == len(claims.load()) + 1
+    rows = json.loads(command(smoke[0], "claims", "--scale", "smoke", "--json").stdout)
+    assert [row["id"] for row in rows] == list(claims.load())
+
+
+def test_doctor_is_content_with_this_checkout_and_names_a_corrupt_run(smoke):
+    done = command(smoke[0], "doctor")
+    assert done.returncode == 0, done.stdout
+    for word in ("torch 2.13.0", "cores", "runs", "every .py and .ipynb agree", "no result is older"):
+        assert word in done.stdout
+    weights = next((smoke[0] / "runs").glob("*/model.safetensors"))
+    good = weights.read_bytes()
+    try:
+        weights.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+        done = command(smoke[0], "doctor")
+        assert done.returncode == 1 and "1 corrupt" in done.stdout
+    finally:
+        weights.write_bytes(good)
+
+
+def test_a_result_older_than_the_behaviour_version_is_named(tmp_path, monkeypatch):
+    folder = tmp_path / "laptop/4_3_scratch_training"
+    folder.mkdir(parents=True)
+    (folder / "result.json").write_text(json.dumps({"behaviour": BEHAVIOUR - 1}))
+    monkeypatch.setenv("LOOPED_OUTPUTS", str(tmp_path))
+    assert doctor.stale() == [("laptop", "4_3_scratch_training", BEHAVIOUR - 1)]
+    assert "laptop/4_3_scratch_training was made by behaviour version" in "\n".join(doctor.report()[0])
+    assert not doctor.report()[1]
+    assert "**Stale:** laptop/4_3_scratch_training" in readme.claims_table()
+
+
+def test_readme_says_what_the_results_say():
+    text = (paths.ROOT / "README.md").read_text(encoding="utf-8")
+    assert readme.render(text) == text, "run `python -m lib readme`"
+    outside = re.sub(r"<!-- (\w+) -->.*?<!-- /\1 -->", "", text, flags=re.DOTALL)
+    assert not re.findall(r"\b0\.\d+\b", outside), "a measured number in the README stands between markers"
+
+
+@pytest.mark.parametrize(
+    "words, said",
+    [
+        (["run", "--scale", "huge"], "scale is 'huge': it must be one of smoke, laptop, overnight, paper"),
+        (["run", "--scale", "smoke", "--only", "4_9"], "4_9 is not a notebook: --only takes 00_reading_guide"),
+        (["claims", "--scale", "huge"], "scale is 'huge'"),
+    ],
+)
+def test_a_mistake_is_one_sentence_and_a_non_zero_exit(tmp_path, monkeypatch, capsys, words, said):
+    monkeypatch.setenv("LOOPED_OUTPUTS", str(tmp_path))
+    assert cli.main(words) == 1
+    printed = capsys.readouterr().err
+    assert said in printed and len(printed.strip().splitlines()) == 1 and not list(tmp_path.iterdir())
+
+
+def test_an_outputs_folder_that_cannot_be_written_is_one_sentence(monkeypatch, capsys):
+    monkeypatch.setenv("LOOPED_OUTPUTS", "/proc/outputs")  # refuses even root
+    assert cli.main(["run", "--scale", "smoke", "--only", "99_verdicts"]) == 1
+    printed = capsys.readouterr().err.strip().splitlines()
+    assert len(printed) == 1 and "/proc/outputs cannot be written" in printed[0] and "LOOPED_OUTPUTS" in printed[0]

@@ -1,0 +1,144 @@
+"""The notebooks: paired, executed, compared by nbval, and stopped cleanly when a cell raises."""
+
+import json
+import shutil
+import subprocess
+import sys
+
+import jupytext
+import nbformat
+import nbval.plugin
+import pytest
+
+from lib import cli, doctor, params, paths, runner
+from tests.conftest import environment
+
+NOTEBOOKS = sorted(paths.notebooks().glob("*.ipynb"))
+
+
+def code_cells(path):
+    return [c for c in nbformat.read(path, as_version=4).cells if c.cell_type == "code"]
+
+
+def test_every_notebook_runs_in_the_replication_and_has_its_pair():
+    assert [p.stem for p in NOTEBOOKS] == sorted(runner.NOTEBOOKS)
+    assert doctor.out_of_sync() == []
+
+
+def test_a_pair_out_of_sync_is_named(tmp_path):
+    for suffix in (".py", ".ipynb"):
+        shutil.copy(NOTEBOOKS[0].with_suffix(suffix), tmp_path)
+    assert doctor.out_of_sync(tmp_path) == []
+    source = tmp_path / NOTEBOOKS[0].with_suffix(".py").name
+    source.write_text(source.read_text(encoding="utf-8").replace("instance: int = 0", "instance: int = 1"), encoding="utf-8")
+    assert NOTEBOOKS[0].stem in doctor.out_of_sync(tmp_path)[0]
+    source.unlink()
+    assert "missing" in doctor.out_of_sync(tmp_path)[0]
+
+
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_a_notebook_is_fully_executed_and_plain(path):
+    notebook = nbformat.read(path, as_version=4)
+    cells = code_cells(path)
+    assert [c.execution_count for c in cells] == list(range(1, len(cells) + 1)), "run top to bottom, every code cell"
+    assert not [o for c in cells for o in c.outputs if o.output_type == "error"]
+    assert (notebook.metadata.kernelspec.name, notebook.metadata.kernelspec.display_name) == ("python3", "Python 3")
+    assert "papermill" not in notebook.metadata
+    assert sum("parameters" in c.metadata.get("tags", []) for c in cells) == 1
+    first = notebook.cells[0].source
+    assert "smoke" in first and f"../outputs/laptop/{path.stem}/notebook.ipynb" in first
+    compared = [c for c in cells if c.outputs and "nbval-ignore-output" not in c.metadata.get("tags", [])]
+    text = [o for c in compared for o in c.outputs if "text" in o or "text/plain" in o.get("data", {})]
+    assert text, "nbval would compare nothing"
+
+
+def test_every_sanitizer_rule_is_one_that_nbval_reads():
+    text = (paths.notebooks() / "sanitize.cfg").read_text(encoding="utf-8")
+    assert len(nbval.plugin.get_sanitize_patterns(text)) == text.count("\nregex:") > 0
+
+
+def validate(folder, outputs):
+    """Run nbval on a folder of notebooks; returns the finished process."""
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--nbval", "--nbval-kernel-name=python3"]
+    command += ["--nbval-cell-timeout=300", "--nbval-sanitize-with", str(folder / "sanitize.cfg"), str(folder)]
+    return subprocess.run(command, cwd=folder, env=environment(outputs), capture_output=True, text=True, check=False)
+
+
+def test_nbval_passes_with_every_code_cell_executed(smoke):
+    done = validate(paths.notebooks(), smoke[0])
+    assert done.returncode == 0, done.stdout[-4000:]
+    assert f"{sum(len(code_cells(p)) for p in NOTEBOOKS)} passed" in done.stdout
+
+
+def test_nbval_fails_when_one_value_of_a_stored_table_is_altered(smoke, tmp_path):
+    for name in ("conftest.py", "sanitize.cfg", "00_reading_guide.ipynb"):
+        shutil.copy(paths.notebooks() / name, tmp_path)
+    path = tmp_path / "00_reading_guide.ipynb"
+    notebook = nbformat.read(path, as_version=4)
+    table = next(
+        o
+        for c in notebook.cells
+        if c.cell_type == "code"
+        for o in c.outputs
+        if "readout path" in o.get("data", {}).get("text/plain", "")
+    )
+    old = table["data"]["text/plain"]
+    table["data"]["text/plain"] = old.replace("8", "9", 1) if "8" in old.split("\n", 1)[1] else old.replace("4", "5", 1)
+    assert table["data"]["text/plain"] != old
+    nbformat.write(notebook, path)
+    done = validate(tmp_path, smoke[0])
+    assert done.returncode == 1 and "1 failed" in done.stdout, done.stdout[-3000:]
+
+
+def test_plain_papermill_runs_from_any_directory(smoke, tmp_path):
+    source = paths.notebooks() / "99_verdicts.ipynb"
+    command = [sys.executable, "-m", "papermill", str(source), "out.ipynb", "-f", str(params.path_of("99_verdicts", "smoke"))]
+    subprocess.run(command, cwd=tmp_path, env=environment(smoke[0]), capture_output=True, check=True)
+    assert all(c.execution_count for c in code_cells(tmp_path / "out.ipynb"))
+
+
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """A project of one notebook, whose second code cell runs `statement`."""
+    for name in ("notebooks", "params/tiny"):
+        (tmp_path / name).mkdir(parents=True)
+    monkeypatch.setenv("LOOPED_OUTPUTS", str(tmp_path / "outputs"))
+    monkeypatch.setattr(paths, "notebooks", lambda: tmp_path / "notebooks")
+    monkeypatch.setattr(paths, "params", lambda: tmp_path / "params")
+    monkeypatch.setattr(runner, "NOTEBOOKS", ("tiny",))
+    (tmp_path / "params/tiny/smoke.yaml").write_text('scale: "smoke"\n')
+
+    def write(statement):
+        source = (
+            '# %% tags=["parameters"]\nscale: str = "smoke"\n# %%\nfrom lib import results\n'
+            f'out = results.begin("tiny", scale)\n{statement}\n# %%\nout.finish({{}}, [], {{}})\n'
+        )
+        (tmp_path / "notebooks/tiny.py").write_text(source)
+        nbformat.write(jupytext.reads(source, "py:percent"), tmp_path / "notebooks/tiny.ipynb")
+        return tmp_path / "outputs"
+
+    return write
+
+
+def test_a_cell_that_raises_names_itself_and_touches_nothing(project, capsys):
+    outputs = project("(out.staging / 'kept.csv').write_text('first')")
+    assert cli.main(["run", "--scale", "smoke"]) == 0
+    before = {p: p.read_bytes() for p in outputs.rglob("*") if p.is_file()}
+    assert (outputs / "smoke/tiny/kept.csv") in before and (outputs / "smoke/tiny/notebook.ipynb") in before
+    capsys.readouterr()
+    project("(out.staging / 'kept.csv').write_text('second'); raise ZeroDivisionError('by hand')")
+    assert cli.main(["run", "--scale", "smoke"]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "notebooks/tiny.py" in said and "code cell 2" in said and "by hand" in said and "failed/smoke-tiny.ipynb" in said
+    assert {p: p.read_bytes() for p in before} == before, "earlier outputs stand"
+    assert (outputs / "failed/smoke-tiny.ipynb").exists()
+
+
+def test_a_finished_run_leaves_no_trace_of_when_it_ran(project):
+    outputs = project("print('hello')")
+    assert cli.main(["run", "--scale", "smoke"]) == 0
+    text = (outputs / "smoke/tiny/notebook.ipynb").read_text(encoding="utf-8")
+    cells = [c for c in json.loads(text)["cells"] if c["cell_type"] == "code"]
+    assert all(c["execution_count"] for c in cells) and "hello" in text
+    assert "iopub" not in text and "papermill" not in json.loads(text)["metadata"]
+    assert not list(outputs.glob("progress*")) and not list((outputs / "smoke").glob(".staging*"))

@@ -1,0 +1,109 @@
+"""Parameter files: every committed one fits its notebook, and every kind of mistake is one sentence."""
+
+import pytest
+import torch
+import yaml
+
+from lib import experiment, params, paths
+from lib.looped import LoopedModel
+
+FILES = sorted(paths.params().glob("*/*.yaml"))
+NOTEBOOK = "4_3_scratch_training"
+SCHEMA = params.notebook_parameters(paths.notebooks() / f"{NOTEBOOK}.ipynb")
+GOOD = yaml.safe_load((paths.params() / NOTEBOOK / "smoke.yaml").read_text(encoding="utf-8"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_every_file_fits_its_notebook_and_names_its_own_scale(path):
+    assert params.load(path.parent.name, path.stem)["scale"] == path.stem
+
+
+@pytest.mark.parametrize("notebook", sorted({p.parent.name for p in FILES}))
+def test_smoke_is_the_notebooks_defaults(notebook):
+    schema = params.notebook_parameters(paths.notebooks() / f"{notebook}.ipynb")
+    assert params.load(notebook, "smoke") == {k: yaml.safe_load(v["default"]) for k, v in schema.items()}
+
+
+@pytest.mark.parametrize("path", sorted((paths.params() / NOTEBOOK).glob("*.yaml")), ids=lambda p: p.stem)
+def test_every_scale_of_4_3_makes_possible_runs(path):
+    p = params.load(NOTEBOOK, path.stem)
+    for task in p["tasks"]:
+        for arm in experiment.ARMS:
+            assert experiment.arm_run(p, task, arm, 0).config().loops == p["r0"]
+
+
+def test_the_paper_scale_has_the_papers_size():
+    p = params.load(NOTEBOOK, "paper")
+    run = experiment.arm_run(p, "circuit", "no_norm", 0)
+    with torch.device("meta"):
+        size = sum(w.numel() for w in LoopedModel(run.config()).parameters())
+    assert 18.5e6 < size < 19.6e6 and p["core"] == 6 and p["r0"] == 4 and p["seeds"] == 16
+    assert p["tasks"] == ["circuit", "hops"]
+
+
+def refused(tmp_path, text) -> str:
+    path = tmp_path / "laptop.yaml"
+    path.write_text(text if isinstance(text, str) else yaml.safe_dump(text), encoding="utf-8")
+    with pytest.raises(params.ParamsError) as caught:
+        params.check(path, SCHEMA)
+    said = str(caught.value)
+    assert "\n" not in said and "laptop.yaml" in said
+    return said
+
+
+def without(key):
+    return {k: v for k, v in GOOD.items() if k != key}
+
+
+@pytest.mark.parametrize(
+    "text, parts",
+    [
+        (GOOD | {"learning_rate": 1.0}, ["learning_rate", "not a parameter", "circuit_lr_no_norm"]),
+        (without("r0"), ["r0 is missing"]),
+        (GOOD | {"r0": "four"}, ["r0", "'four'", "int"]),
+        (GOOD | {"r0": 2.5}, ["r0", "2.5", "int"]),
+        (GOOD | {"r0": 0}, ["r0 is 0", "1"]),
+        (GOOD | {"seeds": 0}, ["seeds is 0"]),
+        (GOOD | {"seeds": True}, ["seeds is True", "int"]),
+        (GOOD | {"tasks": ["circuit", "sudoku"]}, ["tasks", "'sudoku'", "'circuit', 'hops'"]),
+        (GOOD | {"tasks": []}, ["tasks is []"]),
+        (GOOD | {"scale": "huge"}, ["scale is 'huge'", "smoke", "laptop"]),
+        (GOOD | {"optimizer": "sgd"}, ["optimizer", "adamw"]),
+        (GOOD | {"hops_lr_no_norm": -1.0}, ["hops_lr_no_norm", "greater than 0"]),
+        (GOOD | {"d_model": 30}, ["d_model is 30", "n_heads"]),
+        (GOOD | {"hops_width": 4, "hops_depth": 2}, ["width must be in 5..26"]),
+        (GOOD | {"circuit_width": 1}, ["circuit_width is 1"]),
+        (GOOD | {"circuit_depth": 0}, ["circuit_depth is 0"]),
+        ("r0: [1, 2", ["not valid YAML"]),
+        ("just words", ["one a parameter"]),
+    ],
+    ids=str,
+)
+def test_a_mistake_is_one_sentence_with_file_key_and_what_is_right(tmp_path, text, parts):
+    said = refused(tmp_path, text)
+    assert all(part in said for part in parts), said
+
+
+def test_a_number_that_yaml_reads_as_text_is_told_how_to_be_written(tmp_path):
+    text = "\n".join(f"{k}: {v}" for k, v in GOOD.items()).replace("hops_lr_no_norm: 0.004", "hops_lr_no_norm: 1e-3")
+    assert "1e-3" in text
+    said = refused(tmp_path, text)
+    assert "hops_lr_no_norm is the text '1e-3'" in said and "1.0e-3" in said
+
+
+def test_an_unknown_scale_and_arm_are_one_sentence():
+    with pytest.raises(params.ParamsError, match="scale is 'huge': it must be one of smoke, laptop, overnight, paper"):
+        params.load(NOTEBOOK, "huge")
+    with pytest.raises(params.ParamsError, match="has no overnight scale.*laptop, paper, smoke"):
+        params.load(NOTEBOOK, "overnight")
+    with pytest.raises(ValueError, match="arm is 'half_norm': it must be one of no_norm, with_norm"):
+        experiment.arm_run(GOOD, "circuit", "half_norm", 0)
+
+
+def test_a_notebooks_own_values_are_checked_too():
+    kinds = {"scale": str, "r0": int, "circuit_lr_no_norm": float}
+    good = {"__annotations__": kinds, "scale": "smoke", "r0": 4, "circuit_lr_no_norm": 1.0e-3, "other": object()}
+    assert params.of(good) == {"scale": "smoke", "r0": 4, "circuit_lr_no_norm": 1.0e-3}
+    for key, value in (("r0", 0), ("r0", "4"), ("scale", "big"), ("circuit_lr_no_norm", "1e-3")):
+        with pytest.raises(params.ParamsError, match=f"the parameters cell: {key}"):
+            params.of(good | {key: value})
