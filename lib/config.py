@@ -61,7 +61,6 @@ class LoopedConfig(PreTrainedConfig):
     rope_theta: float = 10000.0
     norm_eps: float = 1.0e-6
     embedding_std: float = 1.0  # initial standard deviation of an embedding entry; matrices start at fan_in ** -0.5
-    tie_word_embeddings: bool = False
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)

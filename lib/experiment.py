@@ -138,8 +138,8 @@ def one_loop_differences(made: list[dict]) -> int:
             a = readings_in(first, d)
             for folder in rest:
                 b = readings_in(folder, d)
-                same = (getattr(a, f)[0] == getattr(b, f)[0] for f in ("prediction", "entropy", "gap", "norm"))
-                found += sum(int((~s).sum()) for s in same)
+                pairs = [(getattr(a, f)[0], getattr(b, f)[0]) for f in ("prediction", "entropy", "gap", "norm")]
+                found += sum(int((x != y)[~(np.isnan(x) & np.isnan(y))].sum()) for x, y in pairs)
     return found
 
 

@@ -97,7 +97,10 @@ def _checked(name: str, given: dict, schema: dict[str, dict]) -> dict:
         values = model(**given).model_dump()
     except ValidationError as error:
         raise ParamsError(f"{name}: {_sentence(error.errors()[0], given, schema)}.") from None
-    if "r0" in values:  # arms trained from scratch: values that are right one by one must also make a model and a task
+    if {
+        "r0",
+        "tasks",
+    } <= values.keys():  # arms trained from scratch: values that are right one by one must also make a model and a task
         try:
             for task in values["tasks"]:
                 experiment.arm_run(values, task, "no_norm", 0)

@@ -10,7 +10,7 @@ from lib import engine, experiment, params, paths
 from lib.experiment import ARMS, Job
 
 NOTEBOOK = "4_3_scratch_training"
-RATES = (1.0e-3, 2.0e-3, 4.0e-3)
+RATES = (2.0e-3, 4.0e-3, 8.0e-3)
 SEEDS = (1000, 1001)  # reported runs count from 0
 
 

@@ -255,14 +255,14 @@ def sibling_circuits(
 # Hops. A map is a permutation of places 0..w-1, each place holding a symbol
 
 
-def random_map(keys: np.ndarray, w: int, shortest: int) -> Arrays:
+def random_map(keys: np.ndarray, w: int, shortest: int | np.ndarray) -> Arrays:
     """symbols, target, cycle (N, w): the symbol, the target place and the cycle length of each place.
 
     Place 0 lies on a cycle of uniform length in shortest..w, which is a uniform permutation given a cycle
-    that long.
+    that long; shortest is a number, or (N,).
     """
     places = np.arange(w)
-    length = shortest + below(draw_bits(keys, CYCLE), w - shortest + 1)[:, None]
+    length = (shortest + below(draw_bits(keys, CYCLE), w - shortest + 1))[:, None]
     # places of the cycle sort first, in order; the others are permuted among themselves
     late = draw_bits(keys, REST, w) | _TOP
     rest = np.argsort(np.where(places < length, places.astype(np.uint64), late), axis=1)

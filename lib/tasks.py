@@ -208,7 +208,7 @@ def training_batches(task: Task, batch_size: int, steps: range, seed: int) -> li
     """The batches of these steps; batch i is a function of (task, batch_size, seed, i) alone.
 
     circuit: D layers, an answer at every gate of layers 1..D at its own layer's depth. hops: w pairs and
-    `queries` queries, hop counts uniform in 1..D, starts uniform over symbols on a long enough cycle; the map
+    `queries` queries of one hop count, uniform in 1..D, starts uniform over symbols on a long enough cycle; the map
     is of the train split and has such a start for D. paragg: w circuits of D layers with an answer at every
     gate as in circuit, and the parity at depth D; some single leaf changes each answer gate. The label of a
     gate that no single leaf changes is -100, and so is every label of a layer whose prefix (leaves and layers
@@ -332,21 +332,20 @@ def _circuit_instances(task: Task, d: int, seeds: np.ndarray, groups: np.ndarray
 
 
 def _hops_training(task: Task, keys: np.ndarray) -> tuple[np.ndarray, ...]:
-    w, depth, queries = task.width, task.max_depth, task.queries
+    w, queries = task.width, task.queries
+    # one depth a sequence, so that maps, starts and depths have the mix of the test strata
+    depth = 1 + draws.below(draws.draw_bits(keys, draws.HOPS), task.max_depth)
 
-    def draw(keys):
+    def draw(keys, depth):
         made = draws.random_map(keys, w, 2 * depth + 1)
         return ~draws.is_test(draws.key_of_map(made)), made
 
-    made = draws.redraw(keys, draw)
-    hops = 1 + draws.below(draws.draw_bits(keys, draws.HOPS, queries), depth)
-    bits, place = draws.draw_bits(keys, draws.STARTS, queries), np.zeros_like(hops)
-    for d in range(1, depth + 1):
-        qualifies = made["cycle"] >= 2 * d + 1
-        first = np.argsort(~qualifies, axis=1, kind="stable")
-        rank = draws.below(bits, qualifies.sum(axis=1, keepdims=True))
-        place = np.where(hops == d, np.take_along_axis(first, rank, axis=1), place)
-    end = np.take_along_axis(draws.follow(made["target"], place, depth), hops[None], axis=0)[0]
+    made = draws.redraw(keys, draw, depth)
+    qualifies = made["cycle"] >= 2 * depth[:, None] + 1
+    first = np.argsort(~qualifies, axis=1, kind="stable")
+    rank = draws.below(draws.draw_bits(keys, draws.STARTS, queries), qualifies.sum(axis=1, keepdims=True))
+    place, hops = np.take_along_axis(first, rank, axis=1), np.repeat(depth[:, None], queries, axis=1)
+    end = np.take_along_axis(draws.follow(made["target"], place, task.max_depth), hops[None], axis=0)[0]
     sources, targets = draws.state_pairs(keys, made)
     start, labels = (np.take_along_axis(made["symbols"], places, axis=1) for places in (place, end))
     return encode_hops(task, sources, targets, hops, start), w + np.arange(queries), labels, hops

@@ -4,6 +4,8 @@ Contract paper, section 4.3: arms differ in the boundary alone. Shapes: B batch,
 """
 
 import dataclasses
+import hashlib
+import io
 import json
 import math
 import time
@@ -68,19 +70,28 @@ class Run:
         return LoopedConfig(**{**dict(self.model), "vocab_size": self.task.vocab_size})
 
     def spec(self) -> dict:
-        """The run's key material: values that differ from their defaults, so that a new option keeps earlier runs valid."""
-        default = LoopedConfig()
-        model = {k: v for k, v in self.model if v != getattr(default, k)}
-        return {
+        """The run's key material: every value that determines it, stated whether or not it is a default."""
+        config = self.config()
+        where = {} if self.device == "cpu" else {"device": torch.cuda.get_device_name(self.device)}
+        return where | {
             "kind": "train",
-            "task": _stated(self.task),
-            "model": model,
-            "recipe": _stated(self.recipe),
+            "task": keyed(dataclasses.asdict(self.task)),
+            "model": keyed({k: getattr(config, k) for k in LoopedConfig.__annotations__}),
+            "recipe": keyed(dataclasses.asdict(self.recipe)),
             "seed": self.seed,
             "torch": torch.__version__,
             "behaviour": BEHAVIOUR,
-            **({} if self.device == "cpu" else {"device": torch.cuda.get_device_name(self.device)}),
         }
+
+
+# An option added later goes here with the value that earlier runs had: at that value it is left out of the key, so that
+# they stay valid. Never change an entry.
+BEFORE = {}
+
+
+def keyed(values: dict) -> dict:
+    """Values for a run's key, without options that did not exist yet and are at the value of that time."""
+    return {k: v for k, v in values.items() if not (k in BEFORE and v == BEFORE[k])}
 
 
 def make_run(task: Task, recipe: Recipe, seed: int, device: str = "cpu", **model) -> Run:
@@ -88,12 +99,6 @@ def make_run(task: Task, recipe: Recipe, seed: int, device: str = "cpu", **model
     run = Run(task, tuple(sorted(model.items())), recipe, seed, device)
     run.config()
     return run
-
-
-def _stated(value) -> dict:
-    """A dataclass's fields that have no default or differ from it."""
-    fields = dataclasses.fields(value)
-    return {f.name: getattr(value, f.name) for f in fields if getattr(value, f.name) != f.default}
 
 
 def learning_rate(step: int, recipe: Recipe) -> float:
@@ -129,13 +134,15 @@ def optimizers(model: LoopedModel, recipe: Recipe) -> list[torch.optim.Optimizer
 def update(model: LoopedModel, opts: list, batch, recipe: Recipe, loops: int, factor: float) -> float:
     """One optimiser step on one batch at `factor` of the peak rate; returns the loss at the answers, in nats.
 
-    batch.ids (B, T, F), batch.labels (B, A) at batch.answer_positions (A,).
+    batch.ids (B, T, F), batch.labels (B, A) at batch.answer_positions (A,). A loss that is not finite changes nothing.
     """
     device = model.device
     ids = torch.as_tensor(batch.ids, device=device)
     positions, labels = (torch.as_tensor(v, device=device) for v in (batch.answer_positions, batch.labels))
     logits = model(ids, loops=loops, answer_positions=positions).logits
     loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    if not math.isfinite(value := loss.item()):
+        return value
     for opt, peak in zip(opts, (recipe.lr, recipe.lr_other), strict=False):
         for group in opt.param_groups:
             group["lr"] = peak * factor
@@ -144,7 +151,7 @@ def update(model: LoopedModel, opts: list, batch, recipe: Recipe, loops: int, fa
     torch.nn.utils.clip_grad_norm_(model.parameters(), recipe.clip)
     for opt in opts:
         opt.step()
-    return loss.item()
+    return value
 
 
 def train(run: Run, folder: Path, report=None, checkpoint_seconds: float = 10.0) -> None:
@@ -158,8 +165,7 @@ def train(run: Run, folder: Path, report=None, checkpoint_seconds: float = 10.0)
     opts = optimizers(model, recipe)
     losses = np.full(recipe.steps, np.nan, dtype=np.float32)
     start, before, diverged, checkpoint = 0, 0.0, False, folder / "checkpoint.pt"
-    if checkpoint.exists():
-        saved = torch.load(checkpoint, weights_only=True, map_location=run.device)
+    if saved := read_checkpoint(checkpoint, run.device):
         model.load_state_dict(saved["model"])
         for opt, state in zip(opts, saved["optimizers"], strict=True):
             opt.load_state_dict(state)
@@ -206,10 +212,21 @@ def train(run: Run, folder: Path, report=None, checkpoint_seconds: float = 10.0)
 
 
 def save_checkpoint(state: dict, path: Path) -> None:
-    """Write a checkpoint under a temporary name, then rename: a kill leaves the old one or the new one, never half."""
-    temporary = path.with_suffix(".tmp")
-    torch.save(state, temporary)
-    temporary.replace(path)
+    """Write a checkpoint behind its SHA-256: a kill leaves the old one or the new one, never half."""
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    store.write_atomic(path, hashlib.sha256(buffer.getbuffer()).digest() + buffer.getvalue())
+
+
+def read_checkpoint(path: Path, device: str) -> dict | None:
+    """The state in a checkpoint, or None where there is none or its checksum fails, which the run's log then says."""
+    if not path.exists():
+        return None
+    digest, content = (data := path.read_bytes())[:32], data[32:]
+    if hashlib.sha256(content).digest() != digest:
+        log(path.parent, "the checkpoint is damaged and is not read")
+        return None
+    return torch.load(io.BytesIO(content), weights_only=True, map_location=device)
 
 
 def log(folder: Path, line: str) -> None:

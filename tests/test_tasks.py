@@ -394,6 +394,26 @@ def test_hops_labels(task):
     assert asked == set(range(1, task.max_depth + 1))
 
 
+def test_hops_training_has_the_mix_of_the_test_strata():
+    task = Task("hops", 6, 2)
+    trained = {1: Counter(), 2: Counter()}
+    for tokens, answers in training_rows(task, 40):
+        pointers, first = decode_map(tokens[: task.width]), min(answers)
+        depth = answers[first][1]
+        trained[depth][cycle_length(pointers, tokens[first][1].removeprefix("start "))] += 1
+    total = sum(sum(counts.values()) for counts in trained.values())
+    for depth, counts in trained.items():
+        assert abs(sum(counts.values()) / total - 0.5) < 0.05, "depths are as frequent as the strata are large"
+        made = evaluation_set(task, depth, 1200)
+        tested = Counter()
+        for row in range(1200):
+            s, t = (dict(enumerate(made.raw[name][row].tolist())) for name in ("sources", "targets"))
+            tested[cycle_length({s[i]: t[i] for i in s}, int(made.raw["start"][row]))] += 1
+        assert set(tested) == set(counts)
+        for length in tested:
+            assert abs(counts[length] / sum(counts.values()) - tested[length] / 1200) < 0.06
+
+
 def test_no_scored_instance_is_trained_on():
     task = Task("circuit", 2, 1)  # so small that every circuit turns up in training
     scored = {tuple(map(tuple, ids.tolist())): key for ids, key in zip(*held_out_circuits(task), strict=True)}

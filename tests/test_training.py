@@ -17,8 +17,20 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from lib import paths, store
+from lib.looped import build
 from lib.tasks import Task
-from lib.training import Recipe, learning_rate, loop_count, make_run, optimizers, trained
+from lib.training import (
+    BEFORE,
+    Recipe,
+    learning_rate,
+    loop_count,
+    make_run,
+    optimizers,
+    read_checkpoint,
+    save_checkpoint,
+    train,
+    trained,
+)
 from tests.train_command import RUN
 
 SMALL = {"d_model": 16, "n_heads": 2, "d_ff": 24}
@@ -63,6 +75,17 @@ def test_a_loss_that_is_not_finite_marks_the_seed_diverged(tmp_path):
     assert "diverged" in (folder / "train.log").read_text()
 
 
+@pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b[:-9] + bytes([b[-9] ^ 1]) + b[-8:], lambda b: b""])
+def test_a_damaged_checkpoint_is_not_read(tmp_path, damage):
+    save_checkpoint({"step": 3, "weights": torch.arange(50.0)}, tmp_path / "checkpoint.pt")
+    assert read_checkpoint(tmp_path / "checkpoint.pt", "cpu")["step"] == 3
+    data = (tmp_path / "checkpoint.pt").read_bytes()
+    (tmp_path / "checkpoint.pt").write_bytes(damage(data))
+    train(run(), tmp_path)
+    said = (tmp_path / "train.log").read_text()
+    assert "damaged" in said and "started" in said and "resumed" not in said
+
+
 def test_the_loss_falls_and_a_second_call_trains_nothing(tmp_path):
     folder = trained(run(steps=150), tmp_path)
     losses = np.load(folder / "losses.npy")
@@ -73,8 +96,6 @@ def test_the_loss_falls_and_a_second_call_trains_nothing(tmp_path):
 
 @pytest.mark.parametrize("optimizer", ["adamw", "muon"])
 def test_every_parameter_has_one_optimiser_and_blocks_matrices_decay(optimizer):
-    from lib.looped import build
-
     model = build(run().config(), 0)
     opts = optimizers(model, Recipe(10, 8, 1.0e-3, optimizer=optimizer, weight_decay=0.1))
     held = [p for opt in opts for group in opt.param_groups for p in group["params"]]
@@ -111,6 +132,14 @@ def test_a_run_is_keyed_by_what_determines_it():
     assert len(set(keys)) == len(keys)
     stated = make_run(run().task, run().recipe, 0, **SMALL, boundary=0, block="pre_norm")
     assert store.key(stated.spec()) == keys[0], "a default that is stated is no other run"
+
+
+def test_an_option_added_later_keeps_the_keys_of_earlier_runs(monkeypatch):
+    whole, name = run().spec(), store.key(run().spec())
+    assert {"loops", "d_model", "boundary"} <= whole["model"].keys() and "warmup" in whole["recipe"], "defaults are stated"
+    monkeypatch.setitem(BEFORE, "clip", 1.0)
+    assert "clip" not in run().spec()["recipe"] and store.key(run().spec()) != name
+    assert run(clip=2.0).spec()["recipe"]["clip"] == 2.0
 
 
 @pytest.mark.parametrize(
