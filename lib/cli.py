@@ -16,6 +16,8 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     args = _parser().parse_args(argv)
     logging.getLogger("papermill").setLevel(logging.ERROR)
+    if os.environ.get("LOOPED_OUTPUTS"):  # a kernel has another working directory
+        os.environ["LOOPED_OUTPUTS"] = str(paths.outputs())
     try:
         return args.command(args)
     except KeyboardInterrupt:
@@ -68,7 +70,7 @@ def run_notebooks(args) -> int:
         raise ValueError(f"{unknown[0]} is not a notebook: --only takes {', '.join(runner.NOTEBOOKS)}.")
     chosen = [name for name in runner.NOTEBOOKS if not args.only or name in args.only]
     for name in chosen:  # a mistake in the last notebook's file should not wait for the first one to run
-        params.load(name, args.scale)
+        params.require_device(params.load(name, args.scale))
     if args.fresh and paths.runs().exists():
         aside = paths.runs().with_name(f"runs-{time.strftime('%Y%m%d-%H%M%S')}")
         paths.runs().rename(aside)

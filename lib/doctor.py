@@ -54,10 +54,16 @@ def _cells(path: Path) -> list[tuple]:
 
 
 def stale() -> list[tuple[str, str, int]]:
-    """(scale, notebook, behaviour version) of every result.json older than the code's behaviour version."""
+    """(scale, notebook, behaviour version) of every result.json older than the code's behaviour version.
+
+    A result that cannot be read counts as version -1.
+    """
     found = []
     for file in sorted(paths.outputs().glob("*/*/result.json")):
-        behaviour = json.loads(file.read_text(encoding="utf-8")).get("behaviour", 0)
+        try:
+            behaviour = int(json.loads(file.read_text(encoding="utf-8"))["behaviour"])
+        except (ValueError, KeyError, TypeError):
+            behaviour = -1
         if behaviour < BEHAVIOUR:
             found.append((file.parts[-3], file.parts[-2], behaviour))
     return found
@@ -66,4 +72,6 @@ def stale() -> list[tuple[str, str, int]]:
 def told(entry: tuple[str, str, int]) -> str:
     """One stale result as a sentence."""
     scale, notebook, behaviour = entry
+    if behaviour < 0:
+        return f"{scale}/{notebook}/result.json cannot be read: run the notebook again"
     return f"{scale}/{notebook} was made by behaviour version {behaviour}: run it again"

@@ -4,12 +4,14 @@ from pathlib import Path
 from typing import Annotated, Literal
 
 import papermill
+import torch
 import yaml
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
 from lib import experiment, paths
+from lib.tasks import stratum_size
 
-SCALES = ("smoke", "laptop", "overnight", "paper")
+SCALES = ("smoke", "laptop", "paper")
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list[int]": list[int], "list[str]": list[str]}
 POSITIVE, COUNT, ZERO_UP = (
     Annotated[float, Field(gt=0)],
@@ -58,7 +60,11 @@ def path_of(notebook: str, scale: str) -> Path:
 
 def load(notebook: str, scale: str) -> dict:
     """The checked parameters of a notebook at a scale. Raises ParamsError, see there."""
-    return check(path_of(notebook, scale), notebook_parameters(paths.notebooks() / f"{notebook}.ipynb"))
+    path = path_of(notebook, scale)
+    values = check(path, notebook_parameters(paths.notebooks() / f"{notebook}.ipynb"))
+    if values["scale"] != scale:
+        raise ParamsError(f"{_name(path)}: scale is {values['scale']!r}: it must be the file's own, {scale}.")
+    return values
 
 
 def of(namespace: dict) -> dict:
@@ -71,7 +77,17 @@ def of(namespace: dict) -> dict:
         name: {"type": str(kind).removeprefix("<class '").removesuffix("'>")}
         for name, kind in namespace["__annotations__"].items()
     }
-    return _checked("the parameters cell", given, types)
+    values = _checked("the parameters cell", given, types)
+    require_device(values)
+    return values
+
+
+def require_device(values: dict) -> None:
+    """Raises ParamsError when the parameters ask for a GPU and torch finds none."""
+    if values.get("device") == "cuda" and not torch.cuda.is_available():
+        raise ParamsError(
+            f"device is 'cuda' at scale {values['scale']}, and torch finds no GPU on this machine: it must be cpu."
+        )
 
 
 def check(path: Path, schema: dict[str, dict]) -> dict:
@@ -79,14 +95,28 @@ def check(path: Path, schema: dict[str, dict]) -> dict:
 
     Raises ParamsError for text that is no YAML, and for an unknown, missing, mistyped or impossible value.
     """
-    name = path.relative_to(paths.ROOT) if path.is_relative_to(paths.ROOT) else path
+    name = _name(path)
     try:
-        given = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+        given = yaml.load(path.read_text(encoding="utf-8"), Loader=_Once)
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         raise ParamsError(f"{name} is not valid YAML: {str(error).splitlines()[0]}.") from None
-    if not isinstance(given, dict):
+    if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
         raise ParamsError(f"{name} must be lines of `key: value`, one a parameter.")
-    return _checked(str(name), given, schema)
+    return _checked(name, given, schema)
+
+
+def _name(path: Path) -> str:
+    return str(path.relative_to(paths.ROOT) if path.is_relative_to(paths.ROOT) else path)
+
+
+class _Once(yaml.SafeLoader):
+    """YAML in which a key may stand only once; PyYAML alone takes the last one without a word."""
+
+    def construct_mapping(self, node, deep=False):
+        keys = [self.construct_object(key) for key, _ in node.value]
+        if twice := [key for i, key in enumerate(keys) if key in keys[:i]]:
+            raise yaml.YAMLError(f"{twice[0]} stands twice")
+        return super().construct_mapping(node, deep)
 
 
 def _checked(name: str, given: dict, schema: dict[str, dict]) -> dict:
@@ -97,16 +127,29 @@ def _checked(name: str, given: dict, schema: dict[str, dict]) -> dict:
         values = model(**given).model_dump()
     except ValidationError as error:
         raise ParamsError(f"{name}: {_sentence(error.errors()[0], given, schema)}.") from None
-    if {
-        "r0",
-        "tasks",
-    } <= values.keys():  # arms trained from scratch: values that are right one by one must also make a model and a task
+    if {"r0", "tasks"} <= values.keys():
+        _possible(name, values)
+    return values
+
+
+def _possible(name: str, values: dict) -> None:
+    """Values that are right one by one must together make models, tasks and test sets (arms trained from scratch)."""
+    if len(set(values["tasks"])) < len(values["tasks"]):
+        raise ParamsError(f"{name}: tasks is {values['tasks']}: each may stand once.")
+    for task in values["tasks"]:
         try:
-            for task in values["tasks"]:
-                experiment.arm_run(values, task, "no_norm", 0)
+            for arm in experiment.ARMS:
+                run = experiment.arm_run(values, task, arm, 0)
+            for d in range(1, run.task.max_depth + 1):
+                if (size := stratum_size(run.task, d)) < 10 * values["n_test"]:
+                    most = size // 10
+                    raise ValueError(f"n_test is {values['n_test']}: depth {d} has {size} instances, so at most {most}")
         except ValueError as error:
             raise ParamsError(f"{name}, {task}: {error}.") from None
-    return values
+        if values["warmup"] >= values[f"{task}_steps"]:
+            raise ParamsError(
+                f"{name}: warmup is {values['warmup']}: it must be below {task}_steps, {values[f'{task}_steps']}."
+            )
 
 
 def _sentence(error: dict, given: dict, schema: dict) -> str:

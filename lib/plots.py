@@ -46,7 +46,7 @@ def _loops(counts: list[int], title: str) -> alt.X:
 
 
 def means(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
-    """Seed means of `value` with their 95 % bootstrap interval: columns `by`, value, low, high, n. NaN counts as 0."""
+    """Seed means of `value` with their 95 % bootstrap interval: columns `by`, value, low, high, n."""
     rows = []
     for keys, group in frame.groupby(by, sort=False):
         rows.append(dict(zip(by, keys, strict=True)) | stats.bootstrap_mean(group["value"])._asdict())
@@ -66,10 +66,12 @@ def against_loops(
 ) -> alt.TopLevelMixin:
     """A measure against the loop count K (log2), one panel a value of `panel`: mean, interval, seed points, r0, floor.
 
-    frame: arm, seed, K, value and `panel`; floors: `panel`, value. Seed points stand at `points_at` (default: powers of two).
+    A diverged seed (NaN) counts as accuracy 0 and has no place on a log axis. frame: arm, seed, K, value and `panel`;
+    floors: `panel`, value. Seed points stand at `points_at` (default: powers of two).
     """
     counts = points_at or [2**i for i in range(12) if 2**i <= frame["K"].max()]
-    frame = frame.assign(label=frame["arm"].map(LABELS), value=frame["value"].fillna(0))
+    frame = frame.assign(label=frame["arm"].map(LABELS))
+    frame = frame.dropna(subset="value") if log_y else frame.fillna({"value": 0})
     mean = means(frame, [panel, "arm", "label", "K"])
     colour, shape = _arms(frame)
     x = _loops(counts, "loop count K")

@@ -109,8 +109,11 @@ def _cell_text(cell: dict) -> str:
 
 def _judged(verdict: str, ours: str, head: dict, points: list[dict], notes=()) -> Judgement:
     n = min(cell["n"] for cell in [c for c in points if c["p_raw"] is not None] or points)
-    few = f"n = {n} an arm cannot reject ({ENOUGH} can): intervals only" if n < ENOUGH else ""
-    reason = "; ".join([*notes, few] if few else notes)
+    few = f"n = {n} an arm, below {ENOUGH}: never counts as replicated by a rank test" if n < ENOUGH else ""
+    # seeds that diverged can pull a mean below the other arm's while most seeds are ahead
+    split = [f"{c['task']} {c['K']}" for c in points if c["delta"] and c["value"] and c["delta"] * c["value"] < 0]
+    apart = f"delta and the mean difference disagree in sign at {', '.join(split)}" if split else ""
+    reason = "; ".join(filter(None, (*notes, few, apart)))
     return Judgement(head["id"], verdict, ours, n, head["low"], head["high"], reason, points)
 
 
@@ -161,7 +164,13 @@ def norm_peaks_at_trained_depth(accuracy, floors, r0) -> Judgement:
         same_direction=falling,
     )
     ours = "; ".join(f"to {cell['K']}: {_cell_text(cell)}" for cell in falls)
-    return _judged(verdict, f"falls {ours}", falls[1], falls + cells, [f"the mean is highest at K = {peak}"])
+    return _judged(
+        verdict,
+        f"falls {ours}",
+        falls[1],
+        falls + cells,
+        [f"of K = {', '.join(map(str, counts))} the mean is highest at {peak}"],
+    )
 
 
 def hops_indistinguishable_at_r0(accuracy, floors, r0) -> Judgement:

@@ -36,11 +36,11 @@ def run(notebook: str, scale: str) -> Path:
     outputs = paths.outputs()
     final = outputs / scale / notebook / "notebook.ipynb"
     failed = outputs / "failed" / f"{scale}-{notebook}.ipynb"
+    working = failed.with_name(f".{failed.stem}-{os.getpid()}.ipynb")
     try:
         failed.parent.mkdir(parents=True, exist_ok=True)
-        failed.unlink(missing_ok=True)
         # the .py is the source: what runs is made from it, whatever the .ipynb beside it says
-        nbformat.write(jupytext.read(paths.notebooks() / f"{notebook}.py"), failed)
+        nbformat.write(jupytext.read(paths.notebooks() / f"{notebook}.py"), working)
     except OSError as error:
         raise NotebookError(
             f"{outputs} cannot be written ({error.strerror}): make it writable, or set LOOPED_OUTPUTS to another folder."
@@ -49,8 +49,8 @@ def run(notebook: str, scale: str) -> Path:
     with _Watch(f"{notebook} ({scale})", progress):
         try:
             papermill.execute_notebook(
-                str(failed),
-                str(failed),
+                str(working),
+                str(working),
                 parameters=values,
                 cwd=str(paths.notebooks()),
                 kernel_name="python3",
@@ -58,11 +58,13 @@ def run(notebook: str, scale: str) -> Path:
                 execution_timeout=CELL_SECONDS,
             )
         except PapermillExecutionError as error:
+            working.replace(failed)
             raise NotebookError(_failure(notebook, scale, failed, error)) from None
-    executed = nbformat.read(failed, as_version=4)
+    executed = nbformat.read(working, as_version=4)
     final.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(final, nbformat.writes(scrub(executed)) + "\n")
-    failed.unlink()
+    working.unlink()
+    failed.unlink(missing_ok=True)
     return final
 
 

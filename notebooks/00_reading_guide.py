@@ -17,7 +17,7 @@
 # [here](../outputs/laptop/00_reading_guide/notebook.ipynb).
 
 # %% tags=["parameters"]
-scale: str = "smoke"  # whose models to draw: smoke, laptop, overnight or paper
+scale: str = "smoke"  # whose models to draw: smoke, laptop or paper
 instance: int = 0  # which test instance to follow
 
 # %%
@@ -29,6 +29,7 @@ from lib.boundary import every, never, norm_calls, placement
 from lib.experiment import ARMS, Job
 from lib.looped import build
 
+chosen = params.of(globals())
 out = results.begin("00_reading_guide", scale)
 plots.setup()
 
@@ -107,4 +108,4 @@ out.chart(plots.steps(frame, names, p["r0"]), "one_answer")
 
 # %%
 assert frame["value"].notna().all()
-out.finish({"scale": scale, "instance": instance}, [], {"models": 0})
+out.finish(chosen, [], {"models": 0})

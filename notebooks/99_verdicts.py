@@ -21,13 +21,14 @@
 # * **out of reach**: cannot be judged at this scale; the reason says what it takes
 
 # %% tags=["parameters"]
-scale: str = "smoke"  # whose results to collect: smoke, laptop, overnight or paper
+scale: str = "smoke"  # whose results to collect: smoke, laptop or paper
 
 # %%
 import pandas as pd
 
-from lib import claims, paths, plots, results
+from lib import claims, params, paths, plots, results
 
+p = params.of(globals())
 out = results.begin("99_verdicts", scale)
 plots.setup()
 frame, points = claims.collect(paths.outputs() / scale)
@@ -56,4 +57,4 @@ with pd.option_context("display.max_rows", None, "display.max_colwidth", 60):
 
 # %%
 assert list(frame["id"]) == list(claims.load()), "every claim has its row"
-out.finish({"scale": scale}, [], {"models": 0, "claims": len(frame)})
+out.finish(p, [], {"models": 0, "claims": len(frame)})

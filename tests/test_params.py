@@ -76,12 +76,39 @@ def without(key):
         (GOOD | {"circuit_depth": 0}, ["circuit_depth is 0"]),
         ("r0: [1, 2", ["not valid YAML"]),
         ("just words", ["one a parameter"]),
+        ("4: 5", ["one a parameter"]),
+        ("r0: 4\nr0: 5", ["r0 stands twice"]),
+        (GOOD | {"circuit_lr_with_norm": float("inf")}, ["circuit_lr_with_norm", "finite"]),
+        (GOOD | {"weight_decay": float("nan")}, ["weight_decay", "finite"]),
+        (GOOD | {"warmup": 10_000}, ["warmup is 10000", "circuit_steps"]),
+        (GOOD | {"tasks": ["circuit", "circuit"]}, ["tasks", "once"]),
+        (GOOD | {"circuit_width": 2, "circuit_depth": 1}, ["circuit", "n_test is", "at most"]),
     ],
     ids=lambda value: value[0] if isinstance(value, list) else "",
 )
 def test_a_mistake_is_one_sentence_with_file_key_and_what_is_right(tmp_path, text, parts):
     said = refused(tmp_path, text)
     assert all(part in said for part in parts), said
+
+
+def test_a_file_that_is_no_text_or_names_another_scale_is_told(tmp_path, monkeypatch):
+    folder = tmp_path / NOTEBOOK
+    folder.mkdir()
+    monkeypatch.setattr(paths, "params", lambda: tmp_path)
+    (folder / "laptop.yaml").write_bytes(b"scale: \xff\xfe")
+    with pytest.raises(params.ParamsError, match="laptop.yaml is not valid YAML"):
+        params.load(NOTEBOOK, "laptop")
+    (folder / "laptop.yaml").write_text(yaml.safe_dump(GOOD))
+    with pytest.raises(params.ParamsError, match="scale is 'smoke': it must be the file's own, laptop"):
+        params.load(NOTEBOOK, "laptop")
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU here")
+def test_a_gpu_that_is_not_there_is_told():
+    values = params.load(NOTEBOOK, "paper")
+    with pytest.raises(params.ParamsError, match="device is 'cuda' at scale paper, and torch finds no GPU"):
+        params.require_device(values)
+    params.require_device(GOOD)
 
 
 def test_a_number_that_yaml_reads_as_text_is_told_how_to_be_written(tmp_path):
@@ -92,10 +119,10 @@ def test_a_number_that_yaml_reads_as_text_is_told_how_to_be_written(tmp_path):
 
 
 def test_an_unknown_scale_and_arm_are_one_sentence():
-    with pytest.raises(params.ParamsError, match="scale is 'huge': it must be one of smoke, laptop, overnight, paper"):
+    with pytest.raises(params.ParamsError, match="scale is 'huge': it must be one of smoke, laptop, paper"):
         params.load(NOTEBOOK, "huge")
-    with pytest.raises(params.ParamsError, match="has no overnight scale.*laptop, paper, smoke"):
-        params.load(NOTEBOOK, "overnight")
+    with pytest.raises(params.ParamsError, match="nowhere has no laptop scale: params/nowhere/ holds nothing"):
+        params.load("nowhere", "laptop")
     with pytest.raises(ValueError, match="arm is 'half_norm': it must be one of no_norm, with_norm"):
         experiment.arm_run(GOOD, "circuit", "half_norm", 0)
 

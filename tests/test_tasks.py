@@ -4,6 +4,7 @@ Source: the contract paper's "Methodology, Tasks".
 """
 
 import math
+from collections import Counter
 from itertools import combinations, permutations, product
 
 import numpy as np
