@@ -52,6 +52,10 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="versions, machine, store health, pairs in sync, stale results")
     doctor.set_defaults(command=diagnose)
 
+    refresh = commands.add_parser("refresh", help="make notebooks/*.ipynb from their .py and execute them at the smoke scale")
+    refresh.add_argument("names", nargs="*", metavar="NAME", help="these notebooks alone")
+    refresh.set_defaults(command=refresh_notebooks)
+
     readme = commands.add_parser("readme", help="write the generated parts of README.md")
     readme.add_argument("--check", action="store_true", help="change nothing; fail when README.md is not what it should be")
     readme.set_defaults(command=write_readme)
@@ -66,9 +70,8 @@ def run_notebooks(args) -> int:
     """Run notebooks in order, printing each one's verdicts as they come, then the whole table and where things are."""
     from lib import claims, params, runner
 
-    if unknown := sorted(set(args.only or ()) - set(runner.NOTEBOOKS)):
-        raise ValueError(f"{unknown[0]} is not a notebook: --only takes {', '.join(runner.NOTEBOOKS)}.")
-    chosen = [name for name in runner.NOTEBOOKS if not args.only or name in args.only]
+    only = _known(args.only)
+    chosen = [name for name in runner.NOTEBOOKS if not only or name in only]
     for name in chosen:  # a mistake in the last notebook's file should not wait for the first one to run
         params.require_device(params.load(name, args.scale))
     if args.fresh and paths.runs().exists():
@@ -129,6 +132,24 @@ def write_readme(args) -> int:
     if not args.check:
         path.write_text(new, encoding="utf-8")
     return 0
+
+
+def refresh_notebooks(args) -> int:
+    """Bring notebooks/ up to date with their sources."""
+    from lib import runner
+
+    for name in _known(args.names) or runner.NOTEBOOKS:
+        print(_near(runner.refresh(name)))
+    return 0
+
+
+def _known(names: list[str] | None) -> list[str]:
+    """The names, all of them notebooks. Raises ValueError naming the first that is not."""
+    from lib import runner
+
+    if unknown := sorted(set(names or ()) - set(runner.NOTEBOOKS)):
+        raise ValueError(f"{unknown[0]} is not a notebook: it must be one of {', '.join(runner.NOTEBOOKS)}.")
+    return list(names or ())
 
 
 def run_pilot(args) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
+from transformers.utils import logging
 
 from lib import BEHAVIOUR
 from lib.boundary import Boundary, every, never
@@ -63,6 +64,7 @@ class Job:
 
 def train_and_sweep(job: Job, report=None) -> dict:
     """Train the job's run and make its sweeps unless the store has them. Returns {"model": folder, "sweeps": [folders]}."""
+    logging.disable_progress_bar()  # transformers' own, a line for every model loaded
     model = trained(job.run, job.root, report)
     return {"model": model, "sweeps": [swept(job, model, boundary, loops) for boundary, loops in job.sweeps]}
 

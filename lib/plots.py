@@ -16,7 +16,7 @@ FONT = 13
 
 def setup() -> None:
     """Make every chart a PNG drawn by vl-convert. A notebook calls it once."""
-    alt.renderers.enable("png", scale_factor=1.5)
+    alt.renderers.enable("png", scale_factor=1)
 
 
 def _style(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:

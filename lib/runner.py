@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -11,6 +12,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 import papermill
+from nbconvert.preprocessors import CellExecutionError, ExecutePreprocessor
 from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 
@@ -18,6 +20,7 @@ from lib import params, paths
 from lib.store import write_atomic
 
 NOTEBOOKS = ("00_reading_guide", "4_3_scratch_training", "99_verdicts")  # in the order they run
+QUIET_KERNEL = ["--IPKernelApp.log_level=40"]  # errors alone: a kernel on this very machine need not warn of its network
 CELL_SECONDS = 12 * 3600  # a cell may train for hours, but not for ever
 QUIET_EVERY = 30.0  # seconds between progress lines where there is no terminal
 
@@ -56,6 +59,7 @@ def run(notebook: str, scale: str) -> Path:
                 kernel_name="python3",
                 progress_bar=False,
                 execution_timeout=CELL_SECONDS,
+                extra_arguments=QUIET_KERNEL,
             )
         except PapermillExecutionError as error:
             working.replace(failed)
@@ -75,6 +79,30 @@ def _failure(notebook: str, scale: str, failed: Path, error: PapermillExecutionE
     bad = next((i for i, c in enumerate(cells, 1) if any(o.output_type == "error" for o in c.outputs)), "?")
     said = re.sub(r"\x1b\[[0-9;]*m", "", f"{error.ename}: {error.evalue}").strip().splitlines()[0]
     return f"notebooks/{notebook}.py at scale {scale}: code cell {bad} failed with {said} (executed copy: {failed})."
+
+
+def refresh(notebook: str) -> Path:
+    """Make notebooks/<notebook>.ipynb from its .py, keeping cell ids, then execute it at its defaults, the smoke scale.
+
+    Two steps, since jupytext in one step writes the old outputs. Raises NotebookError when a cell raises; the .ipynb then has
+    its new source and no outputs.
+    """
+    source, pair = (paths.notebooks() / f"{notebook}{suffix}" for suffix in (".py", ".ipynb"))
+    subprocess.run(["jupytext", "--quiet", "--to", "ipynb", "--update", str(source)], check=True, env=_path_with_tools())
+    made = nbformat.read(pair, as_version=4)
+    with _Watch(f"{notebook} (smoke)", paths.outputs() / f"progress-{os.getpid()}.json"):
+        try:
+            client = ExecutePreprocessor(timeout=CELL_SECONDS, kernel_name="python3", extra_arguments=QUIET_KERNEL)
+            client.preprocess(made, {"metadata": {"path": str(paths.notebooks())}})
+        except CellExecutionError as error:
+            raise NotebookError(f"notebooks/{notebook}.py: a cell failed with {error.ename}: {error.evalue}.") from None
+    write_atomic(pair, nbformat.writes(scrub(made)) + "\n")
+    return pair
+
+
+def _path_with_tools() -> dict[str, str]:
+    """The environment in which this Python's own command-line tools are found first."""
+    return os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
 
 
 def scrub(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:

@@ -108,4 +108,4 @@ out.chart(plots.steps(frame, names, p["r0"]), "one_answer")
 
 # %%
 assert frame["value"].notna().all()
-out.finish(chosen, [], {"models": 0})
+folder = out.finish(chosen, [], {"models": 0})

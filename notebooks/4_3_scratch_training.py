@@ -25,7 +25,7 @@
 # **Rules.** Written before any run in `params/claims.yaml`; the last section prints each one beside its verdict. Seeds are
 # compared by an exact Mann-Whitney test on midranks and Cliff's delta, Holm-adjusted inside each claim.
 #
-# **Scale.** The copy of this notebook in `notebooks/` holds *smoke* results (two small seeds an arm, under a minute): they
+# **Scale.** The copy of this notebook in `notebooks/` holds *smoke* results (two small models an arm, under a minute): they
 # show that everything runs and decide nothing. The results that count are in
 # [the laptop run](../outputs/laptop/4_3_scratch_training/notebook.ipynb) (`make replicate`: at least eight seeds an arm, about
 # 20 minutes on two cores). `params/4_3_scratch_training/paper.yaml` holds the paper's size, for a GPU.
@@ -39,19 +39,19 @@ d_model: int = 32  # channels of the state
 n_heads: int = 4  # attention heads
 d_ff: int = 64  # width of the gated feed-forward
 core: int = 1  # layers that are looped
-circuit_width: int = 4  # gates a layer
-circuit_depth: int = 2  # largest depth d*
-circuit_steps: int = 250  # optimiser steps
+circuit_width: int = 3  # gates a layer
+circuit_depth: int = 1  # largest depth d*
+circuit_steps: int = 350  # optimiser steps
 circuit_lr_no_norm: float = 4.0e-3  # peak learning rate
 circuit_lr_with_norm: float = 4.0e-3  # peak learning rate
 hops_width: int = 4  # symbols in the map, of 26
 hops_depth: int = 1  # largest number of hops d*
-hops_steps: int = 250  # optimiser steps
-hops_lr_no_norm: float = 4.0e-3  # peak learning rate
-hops_lr_with_norm: float = 4.0e-3  # peak learning rate
-batch_size: int = 64  # sequences a step
+hops_steps: int = 300  # optimiser steps
+hops_lr_no_norm: float = 8.0e-3  # peak learning rate
+hops_lr_with_norm: float = 8.0e-3  # peak learning rate
+batch_size: int = 32  # sequences a step
 optimizer: str = "adamw"  # adamw or muon
-warmup: int = 50  # steps of linear warm-up, then a cosine to zero
+warmup: int = 30  # steps of linear warm-up, then a cosine to zero
 weight_decay: float = 0.0  # on the blocks' matrices
 loop_sampling: str = "fixed"  # fixed: r0 loops at every step; poisson_lognormal: drawn around r0
 n_test: int = 64  # test instances at each depth
@@ -240,4 +240,4 @@ for name in ("accuracy", "state_norm", "swapped", "floors", "training"):
     out.table(globals()[name], name)
 print("readings that differ between boundaries at one loop:", one_loop)
 print("diverged seeds:", int(diverged.sum()))
-out.finish(p, judgements, {"models": len(made), "diverged": int(diverged.sum())}, training["seconds"].sum())
+folder = out.finish(p, judgements, {"models": len(made), "diverged": int(diverged.sum())}, training["seconds"].sum())

@@ -57,4 +57,4 @@ with pd.option_context("display.max_rows", None, "display.max_colwidth", 60):
 
 # %%
 assert list(frame["id"]) == list(claims.load()), "every claim has its row"
-out.finish(p, [], {"models": 0, "claims": len(frame)})
+folder = out.finish(p, [], {"models": 0, "claims": len(frame)})

@@ -11,6 +11,7 @@ import torch
 
 from lib import BEHAVIOUR
 from lib.boundary import every, never
+from lib.evaluation import read
 from lib.looped import build
 from lib.tasks import Task, evaluation_set, training_batches
 from lib.training import Recipe, learning_rate, make_run, optimizers, update
@@ -56,6 +57,13 @@ def muon() -> list[float]:
     return model.core[0].attention.qkv.weight.detach().flatten()[:8].tolist()
 
 
+def readings() -> dict[str, float]:
+    """Sums of what a sweep of an untrained float64 model reads: stored sweeps are valid while these stand."""
+    run = make_run(TASKS["circuit"], Recipe(1, 8, 1.0), 7, d_model=16, n_heads=2, d_ff=24)
+    found = read(build(run.config(), 7).double(), evaluation_set(run.task, 2, 16), 6, every(2))
+    return {name: float(getattr(found, name).sum()) for name in ("prediction", "entropy", "gap", "norm")}
+
+
 def data(task: Task) -> str:
     """A digest of the family's training batches and test instances, which are whole numbers and must never move."""
     digest = hashlib.sha256()
@@ -74,6 +82,7 @@ def compute() -> dict:
         "data": {name: data(task) for name, task in TASKS.items()},
         "adamw": {f"{name}, {shape}": adamw(task, SHAPES[shape]) for name, task in TASKS.items() for shape in SHAPES},
         "muon": muon(),
+        "readings": readings(),
     }
 
 

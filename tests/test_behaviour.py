@@ -34,6 +34,10 @@ def test_one_muon_update_ends_where_it_did():
     np.testing.assert_allclose(golden_behaviour.muon(), GOLDEN["muon"], rtol=1e-2, err_msg=ASK)
 
 
+def test_a_sweep_reads_what_it_did():
+    assert golden_behaviour.readings() == pytest.approx(GOLDEN["readings"], rel=1e-6), ASK
+
+
 def test_a_smoke_seed_of_each_circuit_arm_trains_into_its_committed_range(tmp_path):
     ranges = json.loads((golden_behaviour.FILE.parent / "smoke_ranges.json").read_text(encoding="utf-8"))
     p = params.load("4_3_scratch_training", "smoke")

@@ -130,7 +130,7 @@ def test_readme_says_what_the_results_say():
     "words, said",
     [
         (["run", "--scale", "huge"], "scale is 'huge': it must be one of smoke, laptop, paper"),
-        (["run", "--scale", "smoke", "--only", "4_9"], "4_9 is not a notebook: --only takes 00_reading_guide"),
+        (["run", "--scale", "smoke", "--only", "4_9"], "4_9 is not a notebook: it must be one of 00_reading_guide"),
         (["claims", "--scale", "huge"], "scale is 'huge'"),
     ],
 )
