@@ -13,11 +13,9 @@ from lib.tasks import stratum_size
 
 SCALES = ("smoke", "laptop", "paper")
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list[int]": list[int], "list[str]": list[str]}
-POSITIVE, COUNT, ZERO_UP = (
-    Annotated[float, Field(gt=0)],
-    Annotated[int, Field(ge=1)],
-    Annotated[float, Field(ge=0)],
-)
+POSITIVE = Annotated[float, Field(gt=0, allow_inf_nan=False)]
+ZERO_UP = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+COUNT = Annotated[int, Field(ge=1)]
 
 # what a value may be, by the name it has in every notebook; a name that is not here has only its type
 VALUES = {

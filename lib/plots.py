@@ -133,7 +133,9 @@ def steps(frame: pd.DataFrame, measures: dict[str, str], r0: int, title: str = "
     panels = []
     for metric, name in measures.items():
         x = _loops(counts, "loop step")
-        base = alt.Chart(frame[frame["metric"] == metric]).encode(x=x, y=alt.Y("value:Q", title=name), color=colour)
+        scale = alt.Scale(type="log") if metric == "norm" else alt.Scale(zero=True)
+        y = alt.Y("value:Q", title=name, scale=scale)
+        base = alt.Chart(frame[frame["metric"] == metric]).encode(x=x, y=y, color=colour)
         lines = base.mark_line() + base.mark_point(size=30, filled=True).encode(shape=shape)
         panels.append((lines + _mark(pd.DataFrame({"K": [r0], "text": [""]}), "x")).properties(width=250, height=220))
     return _style(alt.hconcat(*panels).properties(title=title))

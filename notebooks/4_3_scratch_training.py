@@ -105,9 +105,9 @@ for name, task in tasks_at_hand.items():
     for d, instances in experiment.strata(task, n_test).items():
         shortcuts = floors_of(task, instances)
         best = max(shortcuts, key=shortcuts.get)
-        share = f"{(instances.answer == instances.answer.max()).mean():.3f}"
+        share = f"{pd.Series(instances.answer).value_counts(normalize=True).max():.3f}"
         rows.append([name, d, task.width, len(instances.answer), share, best, f"{shortcuts[best]:.3f}"])
-pd.DataFrame(rows, columns=["task", "d*", "width", "n", "share of last answer", "best shortcut", "floor"])
+pd.DataFrame(rows, columns=["task", "d*", "width", "n", "commonest answer", "best shortcut", "floor"])
 
 # %% [markdown]
 # The operators of the circuits, after the filter that keeps only instances of exact depth (drawn uniformly before it):

@@ -35,7 +35,7 @@ def test_a_diverged_seed_is_marked_counted_judged_and_drawn(finished, tmp_path):
     state_norm, other = (experiment.metric(t[t["d_star"] == "all"], m) for t, m in ((own, "state_norm"), (swapped, "accuracy")))
     whole = accuracy[accuracy["d_star"] == "all"]
     judged = rules_scratch.judge(whole, state_norm, other[other["K"].isin([2, 16])], floors, 2, "smoke")
-    assert "diverged: 2 of no_norm on circuit" in next(j.reason for j in judged if j.id == "no_norm_extrapolates_better")
+    assert "2 of no_norm diverged on circuit" in next(j.reason for j in judged if j.id == "no_norm_extrapolates_better")
     for name, frame, log_y in (("a", whole, False), ("b", state_norm, True)):
         plots.against_loops(frame, "y", 2, floors=None if log_y else floors, log_y=log_y).save(tmp_path / f"{name}.png")
         assert (tmp_path / f"{name}.png").stat().st_size > 5000

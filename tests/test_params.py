@@ -112,7 +112,7 @@ def test_a_gpu_that_is_not_there_is_told():
 
 
 def test_a_number_that_yaml_reads_as_text_is_told_how_to_be_written(tmp_path):
-    text = "\n".join(f"{k}: {v}" for k, v in GOOD.items()).replace("hops_lr_no_norm: 0.004", "hops_lr_no_norm: 1e-3")
+    text = "\n".join(f"{k}: {v}" for k, v in GOOD.items()).replace("hops_lr_no_norm: 0.008", "hops_lr_no_norm: 1e-3")
     assert "1e-3" in text
     said = refused(tmp_path, text)
     assert "hops_lr_no_norm is the text '1e-3'" in said and "1.0e-3" in said

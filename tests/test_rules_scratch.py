@@ -235,7 +235,7 @@ def test_norm_peaks(means, scale, verdict, peak):
     table = accuracy(curve("circuit", "with_norm", *means), scale=scale)
     found = norm_peaks_at_trained_depth(table, FLOORS, 4)
     assert found.verdict == verdict, found
-    assert f"highest at K = {peak}" in found.reason
+    assert f"highest at {peak}" in found.reason
 
 
 def test_falls_are_taken_seed_by_seed():

@@ -398,7 +398,7 @@ def test_hops_labels(task):
 def test_hops_training_has_the_mix_of_the_test_strata():
     task = Task("hops", 6, 2)
     trained = {1: Counter(), 2: Counter()}
-    for tokens, answers in training_rows(task, 40):
+    for tokens, answers in training_rows(task, range(60)):
         pointers, first = decode_map(tokens[: task.width]), min(answers)
         depth = answers[first][1]
         trained[depth][cycle_length(pointers, tokens[first][1].removeprefix("start "))] += 1
