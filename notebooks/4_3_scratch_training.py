@@ -141,6 +141,7 @@ at = swapped["K"].isin([r0, 8 * r0]) & (swapped["d_star"] == "all")
 swapped = experiment.metric(swapped[at], "accuracy")
 floors = experiment.floor_table(tasks_at_hand.values(), n_test)
 all_depths = accuracy[accuracy["d_star"] == "all"]
+readout = own[(own["d_star"] == "all") & own["K"].isin(rules_scratch.grid(r0))]
 
 # %% [markdown]
 # ## Accuracy against the loop count
@@ -236,7 +237,7 @@ diverged = training.groupby(["task", "arm"])["diverged"].sum()
 one_loop = experiment.one_loop_differences(made)
 assert one_loop == 0, "own and other boundary must read the same at one loop"
 assert (training["final_loss"] < training["first_loss"]).all() or diverged.any(), "every loss must fall"
-for name in ("accuracy", "state_norm", "swapped", "floors", "training"):
+for name in ("accuracy", "state_norm", "swapped", "readout", "floors", "training"):
     out.table(globals()[name], name)
 print("readings that differ between boundaries at one loop:", one_loop)
 print("diverged seeds:", int(diverged.sum()))

@@ -117,9 +117,16 @@ def test_a_relative_outputs_folder_means_the_same_in_every_process(tmp_path):
     assert {"notebook.ipynb", "result.json"} <= set(found) and not (paths.notebooks() / "here").exists()
 
 
-def test_readme_says_what_the_results_say():
+def test_readme_says_what_the_results_say(tmp_path, monkeypatch):
     text = (paths.ROOT / "README.md").read_text(encoding="utf-8")
-    assert readme.render(text) == text, "run `python -m lib readme`"
+    rendered = [readme.render(text)]
+    # whoever has just replicated has results of their own in outputs/: then the committed ones count
+    committed = subprocess.run(["git", "archive", "HEAD", "outputs"], cwd=paths.ROOT, capture_output=True, check=False)
+    if committed.returncode == 0:
+        subprocess.run(["tar", "-x", "-C", str(tmp_path)], input=committed.stdout, check=True)
+        monkeypatch.setenv("LOOPED_OUTPUTS", str(tmp_path / "outputs"))
+        rendered.append(readme.render(text))
+    assert text in rendered, "run `python -m lib readme`"
     outside = re.sub(r"<!-- (\w+) -->.*?<!-- /\1 -->", "", text, flags=re.DOTALL)
     numbers = set(re.findall(r"\d+(?:\.\d+)?", outside))
     names = {"00", "4", "3", "99", "3.11", "4.3", "2.0"}  # notebooks, section, Python, the licence

@@ -3,9 +3,12 @@
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from lib import engine, experiment, params, plots, rules_scratch
 from lib.experiment import ARMS, Job
+from lib.training import trained
 
 SMALL = {"circuit_steps": 25, "hops_steps": 25, "warmup": 5, "n_test": 16, "d_model": 16, "n_heads": 2, "d_ff": 24, "r0": 2}
 
@@ -63,3 +66,15 @@ def test_the_mean_over_depths_weighs_every_depth_alike(finished):
     pd.testing.assert_series_equal(
         depths, accuracy[accuracy["d_star"] == "all"].set_index(["seed", "K"])["value"], check_index=False
     )
+
+
+def test_a_worker_process_trains_bitwise_what_this_process_trains(finished, tmp_path):
+    job, made = finished[1][-1], finished[2][-1]
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        folder = trained(job.run, tmp_path)
+    finally:
+        torch.set_num_threads(before)
+    here, there = (load_file(f / "model.safetensors") for f in (folder, made["model"]))
+    assert folder != made["model"] and here.keys() == there.keys() and all(torch.equal(here[k], there[k]) for k in here)

@@ -49,7 +49,7 @@ def test_two_kills_then_bitwise_the_unbroken_weights(tmp_path):
     log = killed / f"{name}.partial" / "train.log"
     for kill in (1, 2):
         process = subprocess.Popen([*command, str(killed)], cwd=paths.ROOT)
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 180
         # wait for a checkpoint of this very process, not of the one before
         while (
             len(re.findall("(?m) (?:started|resumed)[^\n]*\n[^\n]* checkpoint", log.read_text() if log.exists() else "")) < kill
