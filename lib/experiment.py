@@ -13,7 +13,7 @@ import pandas as pd
 import torch
 from transformers.utils import logging
 
-from lib import BEHAVIOUR
+from lib import BEHAVIOUR, engine
 from lib.boundary import Boundary, every, never
 from lib.evaluation import Readings, read, summary
 from lib.looped import LoopedModel
@@ -69,17 +69,32 @@ def train_and_sweep(job: Job, report=None) -> dict:
     return {"model": model, "sweeps": [swept(job, model, boundary, loops) for boundary, loops in job.sweeps]}
 
 
+def make(jobs: list[Job], workers: int | None = None, title: str = "") -> list[dict]:
+    """`train_and_sweep` of every job, in worker processes; jobs that the store holds whole are only looked up."""
+    made = [stored(job) for job in jobs]
+    missing = [i for i, found in enumerate(made) if found is None]
+    for i, result in zip(missing, engine.map_local(train_and_sweep, [jobs[i] for i in missing], workers, title), strict=True):
+        made[i] = result
+    return made
+
+
+def stored(job: Job) -> dict | None:
+    """What `train_and_sweep` returns, if the store has all of it."""
+    store = Store(job.root)
+    model = store.find(key(job.run.spec()))
+    sweeps = [model and store.find(key(sweep_spec(job, *sweep))) for sweep in job.sweeps]
+    return {"model": model, "sweeps": sweeps} if model and all(sweeps) else None
+
+
+def sweep_spec(job: Job, boundary: Boundary, loops: int) -> dict:
+    """The key material of one of a job's sweeps."""
+    spec = {"kind": "sweep", "train": key(job.run.spec()), "boundary": boundary.period, "loops": loops, "n": job.n}
+    return spec | {"torch": torch.__version__, "behaviour": BEHAVIOUR}
+
+
 def swept(job: Job, model_folder: Path, boundary: Boundary, loops: int) -> Path:
     """The store's folder with one sweep's readings, one file a depth: made now if it is not there yet."""
-    train_spec = job.run.spec()
-    spec = {
-        "kind": "sweep",
-        "train": key(train_spec),
-        "boundary": boundary.period,
-        "loops": loops,
-        "n": job.n,
-    }
-    spec |= {"torch": torch.__version__, "behaviour": BEHAVIOUR}
+    spec = sweep_spec(job, boundary, loops)
 
     def build(folder: Path):
         model = LoopedModel.from_pretrained(model_folder).eval().to(job.run.device)

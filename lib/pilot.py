@@ -6,7 +6,7 @@ params/4_3_scratch_training/pilot_<scale>.csv, and the choice it led to in the s
 
 import pandas as pd
 
-from lib import engine, experiment, params, paths
+from lib import experiment, params, paths
 from lib.experiment import ARMS, Job
 
 NOTEBOOK = "4_3_scratch_training"
@@ -23,9 +23,7 @@ def run(scale: str) -> pd.DataFrame:
         chosen = experiment.arm_run(p | {f"{task}_lr_{arm}": lr}, task, arm, seed)
         jobs.append(Job(chosen, ((ARMS[arm], p["r0"]),), p["n_test"], paths.runs()))
     rows = []
-    for (task, arm, lr, seed), job, made in zip(
-        cells, jobs, engine.map_local(experiment.train_and_sweep, jobs, title="pilot"), strict=True
-    ):
+    for (task, arm, lr, seed), job, made in zip(cells, jobs, experiment.make(jobs, title="pilot"), strict=True):
         table = experiment.table(made["sweeps"][0], job.run.task)
         accuracy = table[(table["metric"] == "accuracy") & (table["d_star"] == "all")].set_index("K")["value"]
         first = accuracy[1] if arm == "no_norm" else None  # all a pilot may see away from r0

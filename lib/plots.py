@@ -75,7 +75,7 @@ def against_loops(
     mean = means(frame, [panel, "arm", "label", "K"])
     colour, shape = _arms(frame)
     x = _loops(counts, "loop count K")
-    scale = alt.Scale(type="log") if log_y else alt.Scale(domain=[0, 1.05], nice=False)
+    scale = alt.Scale(type="log") if log_y else alt.Scale(domain=[0, 1.1], nice=False)
     value = alt.Y("value:Q", title=y, scale=scale)
     panels = []
     for name in frame[panel].unique():
@@ -116,7 +116,7 @@ def swap(frame: pd.DataFrame, title: str = "") -> alt.TopLevelMixin:
     frame["line"] = frame["arm"] + frame["seed"].astype(str)
     colour, shape = _arms(frame)
     x = alt.X("run:N", title=None, sort=["own boundary", "other boundary"], axis=alt.Axis(labelAngle=0))
-    y = alt.Y("value:Q", title="accuracy", scale=alt.Scale(domain=[0, 1.05], nice=False))
+    y = alt.Y("value:Q", title="accuracy", scale=alt.Scale(domain=[0, 1.1], nice=False))
     panels = []
     for (task, K), part in frame.groupby(["task", "K"], sort=False):
         base = alt.Chart(part).encode(x=x, y=y, color=colour, detail="line:N")

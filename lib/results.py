@@ -39,7 +39,7 @@ class Results:
 
     def chart(self, chart: alt.TopLevelMixin, name: str) -> alt.TopLevelMixin:
         """Keep a chart as <name>.png; returns it, so that the cell shows it."""
-        chart.save(self.staging / f"{name}.png", scale_factor=2)
+        chart.save(self.staging / f"{name}.png", scale_factor=1.5)
         return chart
 
     def finish(self, params: dict, judgements: list[claims.Judgement], figures: dict, training_seconds: float = 0.0) -> Path:

@@ -24,7 +24,7 @@ instance: int = 0  # which test instance to follow
 import pandas as pd
 import torch
 
-from lib import engine, experiment, params, paths, plots, results
+from lib import experiment, params, paths, plots, results
 from lib.boundary import every, never, norm_calls, placement
 from lib.experiment import ARMS, Job
 from lib.looped import build
@@ -82,7 +82,7 @@ for arm, boundary in ARMS.items():
     run = experiment.arm_run(p, "circuit", arm, seed=0)
     sweeps = ((boundary, 8 * p["r0"]), (experiment.other(arm), 8 * p["r0"]))
     jobs.append(Job(run, sweeps, p["n_test"], paths.runs()))
-made = engine.map_local(experiment.train_and_sweep, jobs, p["workers"] or None, title="guide")
+made = experiment.make(jobs, p["workers"] or None, title="guide")
 
 # %%
 rows = []

@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from lib import BEHAVIOUR, engine, experiment, params, paths
+from lib import BEHAVIOUR, experiment, params, paths
 from lib.experiment import ARMS, Job
 from tests import golden_behaviour
 
@@ -42,7 +42,7 @@ def test_a_smoke_seed_of_each_circuit_arm_trains_into_its_committed_range(tmp_pa
     ranges = json.loads((golden_behaviour.FILE.parent / "smoke_ranges.json").read_text(encoding="utf-8"))
     p = params.load("4_3_scratch_training", "smoke")
     jobs = [Job(experiment.arm_run(p, "circuit", arm, 0), ((ARMS[arm], p["r0"]),), p["n_test"], tmp_path) for arm in ARMS]
-    for arm, job, made in zip(ARMS, jobs, engine.map_local(experiment.train_and_sweep, jobs), strict=True):
+    for arm, job, made in zip(ARMS, jobs, experiment.make(jobs), strict=True):
         table = experiment.table(made["sweeps"][0], job.run.task)
         found = table[(table["metric"] == "accuracy") & (table["d_star"] == "all") & (table["K"] == p["r0"])]["value"].item()
         low, high = ranges[arm]

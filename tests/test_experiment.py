@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from lib import engine, experiment, params, plots, rules_scratch
+from lib import experiment, params, plots, rules_scratch
 from lib.experiment import ARMS, Job
 from lib.training import trained
 
@@ -23,7 +23,7 @@ def finished(tmp_path_factory):
         rates = {"circuit_lr_no_norm": 1.0e30} if (task, arm) == ("circuit", "no_norm") else {}
         run = experiment.arm_run(p | rates, task, arm, seed)
         jobs.append(Job(run, ((ARMS[arm], 16), (experiment.other(arm), 16)), 16, tmp_path_factory.getbasetemp() / "runs"))
-    return cells, jobs, engine.map_local(experiment.train_and_sweep, jobs)
+    return cells, jobs, experiment.make(jobs)
 
 
 def test_a_diverged_seed_is_marked_counted_judged_and_drawn(finished, tmp_path):
