@@ -269,17 +269,18 @@ def table(frame: pd.DataFrame) -> str:
 def _short(claim: dict) -> str:
     metric = claim.get("metric")
     named = " and ".join(metric) if isinstance(metric, list) else metric
-    parts = filter(None, (named, claim.get("contrast"), claim.get("arm"), claim.get("task")))
+    counts = f"K = {render(claim['K'])}" if claim.get("K") else None
+    parts = filter(None, (named, claim.get("contrast"), claim.get("arm"), claim.get("task"), counts))
     said = claim.get("statement") or ", ".join(parts).replace("_", " ")
     return textwrap.shorten(said, 120, placeholder=" ...")
 
 
 def markdown(frames: dict[str, pd.DataFrame], claims_path=None) -> str:
-    """The README's table from the frames by scale: each claim at the highest scale that judged it.
+    """The README's table from the frames by scale: each claim at the highest scale that judged it, judged ones first.
 
     Smoke results never count. Claims that no scale has built follow in one line, by section.
     """
-    lines = ["| claim | paper | ours | n | verdict | scale | notebook |", "|---|---|---|---|---|---|---|"]
+    judged, out_of_reach = [], []
     unbuilt: dict[str, list[str]] = {}
     by_scale = [(scale, frames[scale].set_index("id")) for scale in SCALES if scale in frames]
     for id, claim in load(claims_path).items():
@@ -291,7 +292,10 @@ def markdown(frames: dict[str, pd.DataFrame], claims_path=None) -> str:
         scale, r = next((b for b in built if b[1]["verdict"] != "out_of_reach"), built[0])
         link = f"[{r['notebook']}](outputs/{scale}/{r['notebook']}/notebook.ipynb)"
         cells = [f"`{id}` {_short(claim)}", *(r[c] for c in ("paper", "ours", "n", "verdict")), scale, link]
-        lines.append("| " + " | ".join(_text(cell).replace("|", "\\|") for cell in cells) + " |")
+        line = "| " + " | ".join(_text(cell).replace("|", "\\|") for cell in cells) + " |"
+        (out_of_reach if r["verdict"] == "out_of_reach" else judged).append(line)
+    lines = ["| claim | paper | ours | n | verdict | scale | notebook |", "|---|---|---|---|---|---|---|"]
+    lines += judged + out_of_reach
     if unbuilt:
         sections = "; ".join(f"{section}: {', '.join(ids)}" for section, ids in unbuilt.items())
         lines += ["", f"Not built yet: {sections}."]

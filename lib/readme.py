@@ -60,6 +60,6 @@ def bench() -> str:
     if not file.exists():
         return "Not measured yet: `make bench` writes it."
     data = json.loads(file.read_text(encoding="utf-8"))
-    lines = ["| measured | median | of | aim |", "|---|---|---|---|"]
+    lines = ["| measured | median | against | aim |", "|---|---|---|---|"]
     lines += [f"| {r['name']} | {r['median']:.3g} {r['unit']} | {r['against']} | {r['aim']} |" for r in data["rows"]]
     return "\n".join([*lines, "", f"Measured on {data['machine']}."])

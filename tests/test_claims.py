@@ -372,7 +372,7 @@ def test_markdown_takes_the_highest_scale_that_judged(tmp_path, rules):
     lines = text.splitlines()
     assert lines[0] == "| claim | paper | ours | n | verdict | scale | notebook |"
     rows = {re.match(r"\| `(\w+)`", line).group(1): line for line in lines[2:] if line.startswith("|")}
-    assert list(rows) == ["ouro26_asis", "removal_costs_at_budget", "asymmetry"]
+    assert list(rows) == ["removal_costs_at_budget", "asymmetry", "ouro26_asis"], "judged ones first"
     assert "| holds | a\\|b | 8 | replicated | paper | " in rows["asymmetry"]
     assert rules["asymmetry"]["statement"][:60] in rows["asymmetry"]
     link = "[4_1_asymmetry](outputs/overnight/4_1_asymmetry/notebook.ipynb)"

@@ -92,7 +92,7 @@ def main() -> None:
     result = {"machine": f"{machine['processor']}, {machine['cores']} cores, one thread", "rows": rows}
     for r in rows:
         spread = f"{r['median']:8.3g} [{r['low']:.3g}, {r['high']:.3g}] {r['unit']}"
-        print(f"{r['name']:<32} {spread} of {r['against']} (aim: {r['aim']})")
+        print(f"{r['name']:<32} {spread}, against {r['against']} (aim: {r['aim']})")
     paths.outputs().mkdir(parents=True, exist_ok=True)
     text = json.dumps(result, indent=1, default=float)
     write_atomic(paths.outputs() / "bench.json", text + "\n")
