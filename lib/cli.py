@@ -1,4 +1,4 @@
-"""The commands behind make: run, claims, doctor, readme. Errors are one sentence on stderr and exit code 1."""
+"""The commands behind make: run, claims, doctor, refresh, readme, pilot. Errors are one sentence on stderr and exit code 1."""
 
 import argparse
 import json
@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from lib import paths
-from lib.params import SCALES
+from lib.paths import SCALES
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -101,11 +101,11 @@ def _near(path: Path) -> Path:
 
 
 def print_claims(args) -> int:
-    """Print claims.csv's content, judged anew from the results of the scale."""
-    from lib import claims, params
+    """Print a scale's verdicts, collected from its result.json files."""
+    from lib import claims
 
     if args.scale not in SCALES:
-        raise params.ParamsError(f"scale is {args.scale!r}: it must be one of {', '.join(SCALES)}.")
+        raise ValueError(f"scale is {args.scale!r}: it must be one of {', '.join(SCALES)}.")
     frame, _ = claims.collect(paths.outputs() / args.scale)
     print(json.dumps(json.loads(frame.to_json(orient="records")), indent=1) if args.json else claims.table(frame))
     return 0

@@ -53,7 +53,10 @@ def read(
     boundary: Boundary | None = None,
     batch_size: int = 256,
 ) -> Readings:
-    """Sweep a stratum of instances. Raises ValueError when max_loops is below 1."""
+    """Sweep N instances of a stratum, `batch_size` rows at a time; every array of the Readings is (max_loops, N).
+
+    Measures as in the contract paper, "Metrics and statistics". Raises ValueError when max_loops is below 1.
+    """
     parts = []
     for i in range(0, len(instances.answer), batch_size):
         rows = slice(i, i + batch_size)

@@ -1,17 +1,19 @@
 """Parameter files: complete, flat, and checked against the notebook's own parameters cell before anything runs."""
 
+import tempfile
 from pathlib import Path
 from typing import Annotated, Literal
 
+import jupytext
 import papermill
 import torch
 import yaml
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
 from lib import experiment, paths
+from lib.paths import SCALES
 from lib.tasks import stratum_size
 
-SCALES = ("smoke", "laptop", "paper")
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list[int]": list[int], "list[str]": list[str]}
 POSITIVE = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 ZERO_UP = Annotated[float, Field(ge=0, allow_inf_nan=False)]
@@ -39,9 +41,11 @@ class ParamsError(ValueError):
     """A parameter file is not what its notebook takes; one sentence naming the file, the key and what would be right."""
 
 
-def notebook_parameters(notebook: Path) -> dict[str, dict]:
-    """The parameters cell of a notebook: {name: {"type": text, "default": text}}."""
-    found = papermill.inspect_notebook(str(notebook))
+def notebook_parameters(source: Path) -> dict[str, dict]:
+    """The parameters cell of a notebook's .py, which is what runs: {name: {"type": text, "default": text}}."""
+    with tempfile.NamedTemporaryFile(suffix=".ipynb") as file:
+        jupytext.write(jupytext.read(source), file.name)
+        found = papermill.inspect_notebook(file.name)
     return {k: {"type": v["inferred_type_name"], "default": v["default"]} for k, v in found.items()}
 
 
@@ -59,7 +63,7 @@ def path_of(notebook: str, scale: str) -> Path:
 def load(notebook: str, scale: str) -> dict:
     """The checked parameters of a notebook at a scale. Raises ParamsError, see there."""
     path = path_of(notebook, scale)
-    values = check(path, notebook_parameters(paths.notebooks() / f"{notebook}.ipynb"))
+    values = check(path, notebook_parameters(paths.notebooks() / f"{notebook}.py"))
     if values["scale"] != scale:
         raise ParamsError(f"{_name(path)}: scale is {values['scale']!r}: it must be the file's own, {scale}.")
     return values

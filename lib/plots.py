@@ -108,7 +108,7 @@ def _mark(frame: pd.DataFrame, axis: str, right: int | None = None) -> alt.Chart
 
 
 def swap(frame: pd.DataFrame, title: str = "") -> alt.TopLevelMixin:
-    """Accuracy of each trained arm under its own and under the other arm's boundary, a line a seed, one panel a (task, K).
+    """Accuracy of each trained arm under its own and the other arm's boundary: seeds, mean and interval, a panel a (task, K).
 
     frame: task, K, arm (as trained), run ("own boundary", "other boundary"), seed, value.
     """
@@ -116,11 +116,15 @@ def swap(frame: pd.DataFrame, title: str = "") -> alt.TopLevelMixin:
     frame["line"] = frame["arm"] + frame["seed"].astype(str)
     colour, shape = _arms(frame)
     x = alt.X("run:N", title=None, sort=["own boundary", "other boundary"], axis=alt.Axis(labelAngle=0))
-    y = alt.Y("value:Q", title="accuracy", scale=alt.Scale(domain=[0, 1.1], nice=False))
+    scale = alt.Scale(domain=[0, 1.1], nice=False)
+    y = alt.Y("value:Q", title="accuracy", scale=scale)
     panels = []
     for (task, K), part in frame.groupby(["task", "K"], sort=False):
         base = alt.Chart(part).encode(x=x, y=y, color=colour, detail="line:N")
-        chart = base.mark_line(opacity=0.5) + base.mark_point(size=40).encode(shape=shape)
+        mean = alt.Chart(means(part, ["arm", "label", "run"])).encode(x=x, color=colour, xOffset=alt.XOffset("arm:N"))
+        bars = mean.mark_rule(strokeWidth=3).encode(y=alt.Y("low:Q", title="accuracy", scale=scale), y2="high:Q")
+        ticks = mean.mark_tick(thickness=3, size=16).encode(y=y)
+        chart = base.mark_line(opacity=0.25) + base.mark_point(size=40, opacity=0.6).encode(shape=shape) + bars + ticks
         panels.append(chart.properties(width=190, height=220, title=f"{task}, K = {K}"))
     return _style(alt.hconcat(*panels).properties(title=title))
 

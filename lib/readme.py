@@ -5,7 +5,7 @@ import json
 import pandas as pd
 
 from lib import claims, doctor, paths
-from lib.params import SCALES
+from lib.paths import SCALES
 
 
 def render(text: str) -> str:

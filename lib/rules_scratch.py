@@ -132,6 +132,8 @@ def no_norm_never_worse(accuracy, floors, r0) -> Judgement:
     )
     ours = f"lowest, {low['task']} {low['K']}: {_cell_text(low)}"
     notes = [f"{task} is not competent and does not decide" for task in TASKS if task not in able]
+    wide = [f"{c['task']} {c['K']}" for c in deciding if not _above(c, -0.02)]
+    notes += [f"the interval does not stay above -0.02 at {', '.join(wide)}"] if wide else []
     return _judged(verdict, ours, low, cells + means(low["id"], accuracy, places), notes)
 
 
@@ -215,10 +217,7 @@ def norm_growth_reversal(accuracy, state_norm, floors, r0) -> Judgement:
 def agreement_not_sufficient(accuracy, swapped, floors, r0) -> Judgement:
     """On circuit the other arm's boundary costs accuracy at r0, and with_norm as trained falls over 0.05."""
     id, last = "agreement_not_sufficient", 8 * r0
-    costs = []
-    for arm in ARMS:
-        both = (by_seed(table, task="circuit", arm=arm, K=r0) for table in (accuracy, swapped))
-        costs.append(paired(id, *both, arm=f"{arm}, own - swapped boundary", K=r0))
+    costs, beyond = ([_swap(id, accuracy, swapped, arm, K) for arm in ARMS] for K in (r0, last))
     fallen = fall(id, accuracy, "with_norm", r0, last)
     able = [arm for arm in ARMS if competent(accuracy, floors, "circuit", grid(r0), [arm])]
     deciding = [cost for cost, arm in zip(costs, ARMS, strict=True) if arm in able]
@@ -233,7 +232,16 @@ def agreement_not_sufficient(accuracy, swapped, floors, r0) -> Judgement:
     ours = "; ".join(f"swap costs {arm} {_cell_text(cost)}" for arm, cost in zip(ARMS, costs, strict=True))
     ours += f"; with_norm falls {_cell_text(fallen)}"
     notes = [f"{arm} is not competent and does not decide" for arm in ARMS if arm not in able]
-    return _judged(verdict, ours, fallen, [*costs, fallen, *means(id, accuracy, [("circuit", r0)])], notes)
+    # agreement at r0 may turn into its opposite beyond it; the rule does not ask, a reader will
+    swaps = zip(ARMS, beyond, strict=True)
+    notes += [f"at {last} the other boundary helps {arm}: {_cell_text(c)}" for arm, c in swaps if _below(c, 0)]
+    return _judged(verdict, ours, fallen, [*costs, fallen, *beyond, *means(id, accuracy, [("circuit", r0)])], notes)
+
+
+def _swap(claim_id: str, accuracy, swapped, arm: str, K: int) -> dict:
+    """The cell of an arm's accuracy under its own boundary minus that under the other's, on circuit at K."""
+    both = (by_seed(table, task="circuit", arm=arm, K=K) for table in (accuracy, swapped))
+    return paired(claim_id, *both, arm=f"{arm}, own - swapped boundary", K=K)
 
 
 def _value(claim: dict, ours, points: list[dict], r0: int, at_paper: bool) -> Judgement:

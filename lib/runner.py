@@ -12,6 +12,7 @@ from pathlib import Path
 import jupytext
 import nbformat
 import papermill
+from nbclient.exceptions import CellTimeoutError, DeadKernelError
 from nbconvert.preprocessors import CellExecutionError, ExecutePreprocessor
 from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
@@ -21,7 +22,7 @@ from lib.store import write_atomic
 
 NOTEBOOKS = ("00_reading_guide", "4_3_scratch_training", "99_verdicts")  # in the order they run
 QUIET_KERNEL = ["--IPKernelApp.log_level=40"]  # errors alone: a kernel on this very machine need not warn of its network
-CELL_SECONDS = 12 * 3600  # a cell may train for hours, but not for ever
+CELL_SECONDS = 7 * 24 * 3600  # a cell may train for days at the paper's scale, but not for ever
 QUIET_EVERY = 30.0  # seconds between progress lines where there is no terminal
 
 
@@ -63,7 +64,10 @@ def run(notebook: str, scale: str) -> Path:
             )
         except PapermillExecutionError as error:
             working.replace(failed)
-            raise NotebookError(_failure(notebook, scale, failed, error)) from None
+            raise NotebookError(_failure(notebook, scale, failed, f"{error.ename}: {error.evalue}")) from None
+        except (DeadKernelError, CellTimeoutError) as error:
+            working.replace(failed)
+            raise NotebookError(_failure(notebook, scale, failed, f"{type(error).__name__}: {error}")) from None
     executed = nbformat.read(working, as_version=4)
     final.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(final, nbformat.writes(scrub(executed)) + "\n")
@@ -72,12 +76,15 @@ def run(notebook: str, scale: str) -> Path:
     return final
 
 
-def _failure(notebook: str, scale: str, failed: Path, error: PapermillExecutionError) -> str:
+def _failure(notebook: str, scale: str, failed: Path, told: str) -> str:
     """What went wrong as a sentence: notebook, code cell counted from 1, the error, and where to look."""
+    added = {"papermill-error-cell-tag", "injected-parameters"}  # by papermill: no cells of the notebook's own
     cells = [c for c in nbformat.read(failed, as_version=4).cells if c.cell_type == "code"]
-    cells = [c for c in cells if "papermill-error-cell-tag" not in c.metadata.get("tags", [])]
-    bad = next((i for i, c in enumerate(cells, 1) if any(o.output_type == "error" for o in c.outputs)), "?")
-    said = re.sub(r"\x1b\[[0-9;]*m", "", f"{error.ename}: {error.evalue}").strip().splitlines()[0]
+    cells = [c for c in cells if not added & set(c.metadata.get("tags", []))]
+    raised = (i for i, c in enumerate(cells, 1) if any(o.output_type == "error" for o in c.outputs))
+    started = [i for i, c in enumerate(cells, 1) if c.execution_count is not None]  # the last one, where a kernel died
+    bad = next(raised, None) or max(started, default=1)
+    said = re.sub(r"\x1b\[[0-9;]*m", "", told).strip().splitlines()[0]
     return f"notebooks/{notebook}.py at scale {scale}: code cell {bad} failed with {said} (executed copy: {failed})."
 
 
@@ -94,8 +101,8 @@ def refresh(notebook: str) -> Path:
         try:
             client = ExecutePreprocessor(timeout=CELL_SECONDS, kernel_name="python3", extra_arguments=QUIET_KERNEL)
             client.preprocess(made, {"metadata": {"path": str(paths.notebooks())}})
-        except CellExecutionError as error:
-            raise NotebookError(f"notebooks/{notebook}.py: a cell failed with {error.ename}: {error.evalue}.") from None
+        except (CellExecutionError, DeadKernelError, CellTimeoutError) as error:
+            raise NotebookError(f"notebooks/{notebook}.py: a cell failed with {str(error).strip().splitlines()[-1]}.") from None
     write_atomic(pair, nbformat.writes(scrub(made)) + "\n")
     return pair
 

@@ -8,6 +8,7 @@ training sequence, B rows of a batch, G groups of instances that share a skeleto
 or w in paragg).
 """
 
+import functools
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -178,6 +179,7 @@ def evaluation_set(task: Task, d_star: int, n: int, first_seed: int = 0, split: 
     raise ValueError(f"n must be lower than {n}: the {split} split of {where} has too few distinct instances")
 
 
+@functools.lru_cache(maxsize=64)
 def stratum_size(task: Task, d_star: int) -> int:
     """Number of distinct canonical forms in a stratum that hold an instance.
 
@@ -209,7 +211,7 @@ def training_batches(task: Task, batch_size: int, steps: range, seed: int) -> li
 
     circuit: D layers, an answer at every gate of layers 1..D at its own layer's depth. hops: w pairs and
     `queries` queries of one hop count, uniform in 1..D, starts uniform over symbols on a long enough cycle; the map
-    is of the train split and has such a start for D. paragg: w circuits of D layers with an answer at every
+    is of the train split and drawn as a test map of that depth is. paragg: w circuits of D layers with an answer at every
     gate as in circuit, and the parity at depth D; some single leaf changes each answer gate. The label of a
     gate that no single leaf changes is -100, and so is every label of a layer whose prefix (leaves and layers
     1..d, of all circuits) is of the test split.

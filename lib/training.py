@@ -118,7 +118,8 @@ def loop_count(step: int, recipe: Recipe, r0: int, seed: int) -> int:
 
 
 def optimizers(model: LoopedModel, recipe: Recipe) -> list[torch.optim.Optimizer]:
-    """The recipe's optimisers over all parameters; decay touches only the blocks' matrices."""
+    """The recipe's optimisers over all parameters, one for AdamW, Muon's first of two; decay touches only the blocks'
+    matrices. Muon: torch's, on matrices (out, in)."""
     blocks = [p for part in (model.prelude, model.core, model.coda) for p in part.parameters() if p.dim() == 2]
     chosen = {id(p) for p in blocks}
     rest = [p for p in model.parameters() if id(p) not in chosen]
@@ -202,6 +203,9 @@ def train(run: Run, folder: Path, report=None, checkpoint_seconds: float = 10.0)
             saved_at = time.monotonic()
         if report:
             report(step + 1, recipe.steps)
+    if not diverged and not all(p.isfinite().all() for p in model.parameters()):
+        diverged = True
+        log(folder, "diverged: the last step left weights that are not finite")
     model.save_pretrained(folder)
     np.save(folder / "losses.npy", losses)
     finite = losses[np.isfinite(losses)].tolist()

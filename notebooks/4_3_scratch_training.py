@@ -13,7 +13,8 @@
 # > $r_0 = 4$." (contract paper, section 4.3)
 #
 # **Claim.** Trained without the loop-boundary norm, a looped model is never worse than one trained with it, and its
-# accuracy holds up better beyond the trained loop count. The state whose norm *grows* is the one that keeps its accuracy.
+# accuracy holds up better beyond the trained loop count. On circuit, the state whose norm *grows* is the one that keeps its
+# accuracy.
 #
 # | paper, 19M parameters, 16 seeds an arm | K = 1 | 4 (trained) | 8 | 16 | 32 |
 # |---|---|---|---|---|---|
@@ -22,13 +23,15 @@
 # | hops, no boundary norm | 0.979 | 0.999 | 0.999 | | |
 # | hops, boundary norm | 0.556 | 0.988 | 0.946 | | |
 #
-# **Rules.** Written before any run in `params/claims.yaml`; the last section prints each one beside its verdict. Seeds are
-# compared by an exact Mann-Whitney test on midranks and Cliff's delta, Holm-adjusted inside each claim.
+# **Rules.** Written before any run in `params/claims.yaml` and printed in full below. In short: without the norm no cell is
+# significantly worse and none worse by over 0.02; beyond r0 every cell on circuit is significantly better; the norm's arm peaks
+# at r0; on hops at r0 the arms lie within 0.05; the growing state is the better one; swapping boundaries costs accuracy at r0.
+# Seeds are compared by an exact Mann-Whitney test on midranks and Cliff's delta, Holm-adjusted inside each claim.
 #
 # **Scale.** The copy of this notebook in `notebooks/` holds *smoke* results (two small models an arm, under a minute): they
 # show that everything runs and decide nothing. The results that count are in
-# [the laptop run](../outputs/laptop/4_3_scratch_training/notebook.ipynb) (`make replicate`: at least eight seeds an arm, about
-# 20 minutes on two cores). `params/4_3_scratch_training/paper.yaml` holds the paper's size, for a GPU.
+# [the laptop run](../outputs/laptop/4_3_scratch_training/notebook.ipynb) (`make replicate`: eight seeds an arm, made to fit
+# 25 minutes on two cores; what it took is in the README). `params/4_3_scratch_training/paper.yaml` holds the paper's size, for a GPU.
 
 # %% tags=["parameters"]
 scale: str = "smoke"  # names the outputs folder: smoke, laptop or paper
@@ -154,7 +157,8 @@ out.chart(chart, "accuracy_against_loops")
 # Each line is the mean over seeds with its 95 % bootstrap interval, each point a seed. Left of the dashed line the model is
 # stopped early, right of it run beyond its budget.
 #
-# The same by depth: deeper answers lose first if loop steps do the work of following the computation.
+# The same by depth d\*: left of r0, a deeper answer should need more loop steps; right of it, the panels show whether depth
+# makes an answer more fragile.
 
 # %%
 by_depth = accuracy[accuracy["d_star"] != "all"].assign(panel=lambda f: f["task"] + ", d* = " + f["d_star"])
@@ -173,6 +177,15 @@ out.chart(chart, "accuracy_by_depth")
 # %%
 chart = plots.against_loops(state_norm, "L2 norm of the raw state", r0, log_y=True)
 out.chart(chart, "state_norm")
+
+# %% [markdown]
+# ## What training reached
+#
+# The loss over the last steps of training, by arm: a seed that stands out did not fit, and its accuracy counts all the same.
+
+# %% tags=["nbval-ignore-output"]
+loss = training.groupby(["task", "arm"])["final_loss"].describe()[["count", "min", "50%", "max"]]
+loss.rename(columns={"count": "seeds", "50%": "median"}).round(4)
 
 # %% [markdown]
 # ## Each arm in the other arm's loop
@@ -239,7 +252,13 @@ with pd.option_context("display.max_colwidth", None):
 diverged = training.groupby(["task", "arm"])["diverged"].sum()
 one_loop = experiment.one_loop_differences(made)
 assert one_loop == 0, "own and other boundary must read the same at one loop"
-assert (training["final_loss"] < training["first_loss"]).all() or diverged.any(), "every loss must fall"
+fitted = training[~training["diverged"]]
+assert (fitted["final_loss"] < fitted["first_loss"]).all(), "every loss must fall"
+if scale == "smoke" and p == params.load("4_3_scratch_training", "smoke"):
+    best = all_depths[all_depths["K"] == r0].groupby(["task", "arm"])["value"].mean()
+    assert (best > 0.8).all(), "at smoke scale every arm learns its task"
+    growth = state_norm.groupby(["arm", "K"])["value"].mean().unstack("arm").loc[[1, 8 * r0]].pct_change().iloc[-1]
+    assert growth["no_norm"] > growth["with_norm"] + 1, "the state grows where nothing normalises it"
 for name in ("accuracy", "state_norm", "swapped", "readout", "floors", "training"):
     out.table(globals()[name], name)
 print("readings that differ between boundaries at one loop:", one_loop)

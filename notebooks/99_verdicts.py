@@ -9,7 +9,8 @@
 # %% [markdown]
 # # Verdicts: every claim of both papers, judged or not
 #
-# One row for every number and statement the replication answers for. The rules stand in `params/claims.yaml` and were written
+# **Claim, paper's number and rule** of every row stand in the tables below: one row for every number and statement the
+# replication answers for. The rules stand in `params/claims.yaml` and were written
 # before the runs. The copy in `notebooks/` shows smoke results, which decide nothing; the
 # [laptop run](../outputs/laptop/99_verdicts/notebook.ipynb) is the one to read. A few seconds at every scale.
 #

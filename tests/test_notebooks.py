@@ -71,20 +71,20 @@ def test_nbval_passes_with_every_code_cell_executed(smoke):
 
 
 def test_nbval_fails_when_one_value_of_a_stored_table_is_altered(smoke, tmp_path):
-    for name in ("conftest.py", "sanitize.cfg", "00_reading_guide.ipynb"):
+    for name in ("conftest.py", "sanitize.cfg", "4_3_scratch_training.ipynb"):
         shutil.copy(paths.notebooks() / name, tmp_path)
-    path = tmp_path / "00_reading_guide.ipynb"
+    path = tmp_path / "4_3_scratch_training.ipynb"
     notebook = nbformat.read(path, as_version=4)
     table = next(
         o
         for c in notebook.cells
         if c.cell_type == "code"
         for o in c.outputs
-        if "readout path" in o.get("data", {}).get("text/plain", "")
+        if "commonest answer" in o.get("data", {}).get("text/plain", "")
     )
     old = table["data"]["text/plain"]
-    table["data"]["text/plain"] = old.replace("8", "9", 1) if "8" in old.split("\n", 1)[1] else old.replace("4", "5", 1)
-    assert table["data"]["text/plain"] != old
+    assert old.count("0.500") == 2
+    table["data"]["text/plain"] = old.replace("0.500", "0.501", 1)
     nbformat.write(notebook, path)
     done = validate(tmp_path, smoke[0])
     assert done.returncode == 1 and "1 failed" in done.stdout, done.stdout[-3000:]
@@ -109,7 +109,9 @@ def project(tmp_path, monkeypatch):
     (tmp_path / "params/tiny/smoke.yaml").write_text('scale: "smoke"\n')
 
     def write(statement):
+        kernel = "#     display_name: Python 3\n#     language: python\n#     name: python3\n"
         source = (
+            f"# ---\n# jupyter:\n#   kernelspec:\n{kernel}# ---\n"
             '# %% tags=["parameters"]\nscale: str = "smoke"\n# %%\nfrom lib import results\n'
             f'out = results.begin("tiny", scale)\n{statement}\n# %%\nout.finish({{}}, [], {{}})\n'
         )
@@ -132,6 +134,41 @@ def test_a_cell_that_raises_names_itself_and_touches_nothing(project, capsys):
     assert "notebooks/tiny.py" in said and "code cell 2" in said and "by hand" in said and "failed/smoke-tiny.ipynb" in said
     assert {p: p.read_bytes() for p in before} == before, "earlier outputs stand"
     assert (outputs / "failed/smoke-tiny.ipynb").exists()
+
+
+def test_a_kernel_that_dies_is_told_like_a_cell_that_raises(project, capsys):
+    outputs = project("import os; os._exit(1)")
+    assert cli.main(["run", "--scale", "smoke"]) == 1
+    said = capsys.readouterr().err.splitlines()[-1]
+    assert "notebooks/tiny.py" in said and "code cell 2" in said and "DeadKernelError" in said
+    assert (outputs / "failed/smoke-tiny.ipynb").exists() and not list((outputs / "failed").glob(".*"))
+
+
+def test_fresh_sets_the_store_aside_and_loses_nothing(project, capsys):
+    outputs = project("print('hello')")
+    (outputs / "runs" / "kept").mkdir(parents=True)
+    assert cli.main(["run", "--scale", "smoke", "--fresh"]) == 0
+    assert [p.name for p in outputs.glob("runs-*/*")] == ["kept"] and not (outputs / "runs").exists()
+
+
+def test_what_runs_is_checked_and_made_from_the_py(project, tmp_path):
+    outputs = project("print('as the .py says')")
+    (tmp_path / "notebooks/tiny.ipynb").unlink()
+    stale = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("other: int = 1", metadata={"tags": ["parameters"]})])
+    nbformat.write(stale, tmp_path / "notebooks/tiny.ipynb")
+    assert cli.main(["run", "--scale", "smoke"]) == 0
+    assert "as the .py says" in (outputs / "smoke/tiny/notebook.ipynb").read_text(encoding="utf-8")
+
+
+def test_4_3_runs_through_when_every_seed_of_an_arm_diverges(tmp_path):
+    changed = {"seeds": 1, "circuit_steps": 40, "hops_steps": 40, "circuit_lr_no_norm": 1.0e30, "n_test": 16}
+    words = [str(word) for key, value in changed.items() for word in ("-p", key, value)]
+    source = paths.notebooks() / "4_3_scratch_training.ipynb"
+    command = [sys.executable, "-m", "papermill", str(source), str(tmp_path / "out.ipynb"), *words]
+    done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads((tmp_path / "smoke/4_3_scratch_training/result.json").read_text(encoding="utf-8"))
+    assert result["figures"]["diverged"] == 1 and "diverged on circuit" in json.dumps(result["verdicts"])
 
 
 def test_a_finished_run_leaves_no_trace_of_when_it_ran(project):

@@ -9,7 +9,7 @@ from lib.looped import LoopedModel
 
 FILES = sorted(paths.params().glob("*/*.yaml"))
 NOTEBOOK = "4_3_scratch_training"
-SCHEMA = params.notebook_parameters(paths.notebooks() / f"{NOTEBOOK}.ipynb")
+SCHEMA = params.notebook_parameters(paths.notebooks() / f"{NOTEBOOK}.py")
 GOOD = yaml.safe_load((paths.params() / NOTEBOOK / "smoke.yaml").read_text(encoding="utf-8"))
 
 
@@ -20,7 +20,7 @@ def test_every_file_fits_its_notebook_and_names_its_own_scale(path):
 
 @pytest.mark.parametrize("notebook", sorted({p.parent.name for p in FILES}))
 def test_smoke_is_the_notebooks_defaults(notebook):
-    schema = params.notebook_parameters(paths.notebooks() / f"{notebook}.ipynb")
+    schema = params.notebook_parameters(paths.notebooks() / f"{notebook}.py")
     assert params.load(notebook, "smoke") == {k: yaml.safe_load(v["default"]) for k, v in schema.items()}
 
 
