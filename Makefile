@@ -4,7 +4,8 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 SCALE ?= laptop
 ONLY ?=
 IN = .venv/bin/python -m
-PIP = -m pip -qq --disable-pip-version-check install
+# bytecode is made at first use, for the modules that are used
+PIP = -m pip -qq --disable-pip-version-check install --no-compile
 READ_PROJECT = import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
     d = p["project"]; \
     print("\n".join(p["build-system"]["requires"] + d["dependencies"] + d["optional-dependencies"]["test"]))

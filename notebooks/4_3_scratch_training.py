@@ -193,6 +193,8 @@ loss.rename(columns={"count": "seeds", "50%": "median"}).round(4)
 # Agreement between the training loop and the inference loop is *necessary* if running an arm with the other boundary costs
 # accuracy at the trained depth. It is *not sufficient* if an arm that runs as it was trained still degrades beyond it.
 #
+# Each thin line is a seed; the bars beside them are means over seeds with their 95 % intervals.
+#
 # At 8 r0 the swap asks something else: whether it is the norm at inference that wears a model down, or what it learned. Where a
 # model trained with the norm does better there once the norm is gone, its weights were not the problem.
 
