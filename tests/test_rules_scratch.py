@@ -379,7 +379,7 @@ def test_other_trained_depths():
     assert grid(2) == [1, 2, 4, 8, 16]
     assert grid(3) == [1, 2, 3, 4, 6, 8, 12, 16, 24]
     curves = {key: (means[0], means[2], *means[3:]) for key, means in CURVES.items()}
-    swap = swapped().replace({"K": {4: 2}})
+    swap = swapped().replace({"K": {4: 2, 32: 16}})
     found = {j.id: j for j in judge(accuracy(curves, counts=(1, 2, 4, 8, 16)), state_norm(r0=2), swap, FLOORS, 2, "paper")}
     assert found["norm_peaks_at_trained_depth"].verdict == "replicated"
     assert found["scratch_circuit_none"].verdict == "out_of_reach"  # the paper's models have r0 = 4
@@ -395,3 +395,14 @@ def test_a_mean_that_disagrees_with_delta_is_said():
     table.loc[(table["arm"] == "no_norm") & (table["task"] == "circuit") & ~lost, "value"] = 0.99
     found = no_norm_extrapolates_better(table, FLOORS, 4)
     assert "delta and the mean difference disagree in sign at circuit 8, circuit 16, circuit 32" in found.reason
+
+
+def test_a_swap_that_helps_beyond_the_budget_is_said_and_does_not_decide():
+    swap = swapped()
+    swap.loc[(swap["arm"] == "with_norm") & (swap["K"] == 32), "value"] = 0.95
+    found = judged(swap=swap)["agreement_not_sufficient"]
+    assert found.verdict == "replicated" and "at 32 the other boundary helps with_norm: -0.3" in found.reason
+    beyond = [p for p in found.points if p["K"] == 32 and "swapped" in p["arm"]]
+    assert len(beyond) == 2 and all(p["low"] is not None for p in beyond)
+    swap.loc[(swap["arm"] == "with_norm") & (swap["K"] == 32), "value"] = 0.3
+    assert "helps" not in judged(swap=swap)["agreement_not_sufficient"].reason
