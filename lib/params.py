@@ -6,13 +6,11 @@ from typing import Annotated, Literal
 
 import jupytext
 import papermill
-import torch
 import yaml
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
-from lib import experiment, paths
+from lib import paths
 from lib.paths import SCALES
-from lib.tasks import stratum_size
 
 TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list[int]": list[int], "list[str]": list[str]}
 POSITIVE = Annotated[float, Field(gt=0, allow_inf_nan=False)]
@@ -86,7 +84,11 @@ def of(namespace: dict) -> dict:
 
 def require_device(values: dict) -> None:
     """Raises ParamsError when the parameters ask for a GPU and torch finds none."""
-    if values.get("device") == "cuda" and not torch.cuda.is_available():
+    if values.get("device") != "cuda":
+        return
+    import torch  # see _possible
+
+    if not torch.cuda.is_available():
         raise ParamsError(
             f"device is 'cuda' at scale {values['scale']}, and torch finds no GPU on this machine: it must be cpu."
         )
@@ -136,6 +138,9 @@ def _checked(name: str, given: dict, schema: dict[str, dict]) -> dict:
 
 def _possible(name: str, values: dict) -> None:
     """Values that are right one by one must together make models, tasks and test sets (arms trained from scratch)."""
+    from lib import experiment  # here, since torch takes seconds to import and most notebooks' parameters need none of it
+    from lib.tasks import stratum_size
+
     if len(set(values["tasks"])) < len(values["tasks"]):
         raise ParamsError(f"{name}: tasks is {values['tasks']}: each may stand once.")
     for task in values["tasks"]:
