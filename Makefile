@@ -4,7 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || echo python3)
 SCALE ?= laptop
 ONLY ?=
 IN = .venv/bin/python -m
-# bytecode is made at first use, for the modules that are used
+# pip would make the bytecode on one core; compileall below does it on all
 PIP = -m pip -qq --disable-pip-version-check install --no-compile
 READ_PROJECT = import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
     d = p["project"]; \
@@ -50,6 +50,7 @@ clean-env:  ## remove the environment
 	@{ $(PYTHON) -m venv .venv \
 	    && .venv/bin/python $(PIP) -r requirements.lock \
 	    && .venv/bin/python $(PIP) --no-deps --no-build-isolation -e . \
+	    && { .venv/bin/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1 || true; } \
 	    && touch $@; } || { \
 	    rm -rf .venv; \
 	    echo 'The environment could not be made, and .venv is removed: the reason stands above.' >&2; \
