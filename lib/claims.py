@@ -7,7 +7,6 @@ A notebook judges its entries; this module keeps the row of every entry, judged 
 import hashlib
 import json
 import math
-import os
 import textwrap
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -15,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import yaml
+
+from lib.store import write_atomic
 
 CLAIMS = Path(__file__).parents[1] / "params" / "claims.yaml"
 VERDICTS = ("replicated", "same_direction", "not_replicated", "inconclusive", "not_competent", "out_of_reach")
@@ -244,11 +245,9 @@ def collect(scale_folder, claims_path=None) -> tuple[pd.DataFrame, pd.DataFrame]
 def write(scale_folder) -> pd.DataFrame:
     """Writes claims.csv and claims_points.csv of a scale, whole or not at all; returns the claims' frame."""
     frame, points = collect(scale_folder)
+    Path(scale_folder).mkdir(parents=True, exist_ok=True)
     for name, content in (("claims.csv", frame), ("claims_points.csv", points)):
-        temporary = Path(scale_folder) / f".{name}.{os.getpid()}"
-        temporary.parent.mkdir(parents=True, exist_ok=True)
-        content.to_csv(temporary, index=False, float_format="%.6g")
-        os.replace(temporary, Path(scale_folder) / name)
+        write_atomic(Path(scale_folder) / name, content.to_csv(index=False, float_format="%.6g"))
     return frame
 
 
