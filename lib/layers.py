@@ -7,6 +7,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from lib import fused
+
 
 class Context:
     """What every layer of one pass shares: rotary tables and the attention mask.
@@ -21,6 +23,7 @@ class Context:
         angle = positions[:, None, :, None].to(wide) * frequency
         self.positions, self.mask = positions, mask
         self.cos, self.sin = angle.cos().to(dtype), angle.sin().to(dtype)
+        self.turns, self.folded = None, {}  # made by `fused` where it is used
 
 
 def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:
@@ -74,5 +77,11 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
         """x: (B, T, D) -> (B, T, D)."""
+        if fused.suits(x, context):
+            return fused.block(x, self, context)
+        return self.plain(x, context)
+
+    def plain(self, x: torch.Tensor, context: Context) -> torch.Tensor:
+        """The same by torch's own operations, one after the other."""
         x = x + self.attention_branch_norm(self.attention(self.attention_norm(x), context))
         return x + self.feed_forward_branch_norm(self.feed_forward(self.feed_forward_norm(x)))

@@ -1,0 +1,137 @@
+"""The layers' arithmetic for short sequences on a CPU: three functions whose backward passes are written out.
+
+They compute what `layers` computes, in fewer passes over memory: a norm's gain is folded into the matrix behind it once a
+pass (not once a loop step), the rotation is one complex product, and attention over a handful of tokens is two batched
+products. Used where `suits` says so; `make bench` has the gain.
+
+Shapes: B batch, T tokens, D d_model, H heads, E = D / H channels a head, O outputs of a matrix.
+"""
+
+import math
+
+import torch
+
+LONGEST = 64  # tokens; beyond it the (T, T) weights that attention keeps outgrow what it saves
+
+
+def suits(x: torch.Tensor, context) -> bool:
+    """Whether a pass over x (B, T, D) may use these functions: short rows without padding, in full precision, on a CPU."""
+    return (
+        x.device.type == "cpu" and x.shape[1] <= LONGEST and context.mask is None and x.dtype in (torch.float32, torch.float64)
+    )
+
+
+class NormLinear(torch.autograd.Function):
+    """x / rms(x), then a matrix. x (B, T, D), matrix (O, D) with the norm's gain in it -> (B, T, O)."""
+
+    @staticmethod
+    def forward(ctx, x, matrix, eps):
+        flat = x.reshape(-1, x.shape[-1])
+        scale = torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square_().div_(flat.shape[-1]).add_(eps).rsqrt_()
+        normed = flat * scale
+        ctx.save_for_backward(normed, scale, matrix)
+        return torch.mm(normed, matrix.t()).view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        normed, scale, matrix = ctx.saved_tensors
+        flat = grad.reshape(-1, grad.shape[-1])
+        back = torch.mm(flat, matrix)
+        along = (back * normed).sum(-1, keepdim=True).div_(-normed.shape[-1])  # no gradient flows along x itself
+        back = back.addcmul_(normed, along).mul_(scale)
+        return back.view(*grad.shape[:-1], -1), torch.mm(flat.t(), normed), None
+
+
+class Attend(torch.autograd.Function):
+    """Causal attention with rotary positions. qkv (B, T, 3 D), its query and key channels in pairs -> (B, T, D).
+
+    turns: (T, 2, H, E / 2) complex rotations of queries (with the 1 / sqrt(E) of the scores in them) and keys; causal:
+    (T, T), minus infinity above the diagonal.
+    """
+
+    @staticmethod
+    def forward(ctx, qkv, turns, causal):
+        (B, T, width), H = qkv.shape, turns.shape[2]
+        parts = qkv.new_empty(3, B, H, T, width // (3 * H))
+        _turn(_by_token(parts), qkv.view(B, T, 3, H, -1), turns)
+        q, k, v = parts.flatten(1, 2)  # (B H, T, E)
+        weights = torch.baddbmm(causal, q, k.transpose(1, 2)).softmax(-1)
+        ctx.save_for_backward(parts, weights, turns)
+        return torch.bmm(weights, v).view(B, H, T, -1).transpose(1, 2).reshape(B, T, -1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        parts, weights, turns = ctx.saved_tensors
+        _, B, H, T, E = parts.shape
+        q, k, v = parts.flatten(1, 2)
+        grad = grad.view(B, T, H, E).transpose(1, 2).reshape(B * H, T, E)
+        back = torch.empty_like(parts)
+        of_q, of_k, of_v = back.flatten(1, 2)
+        torch.bmm(weights.transpose(1, 2), grad, out=of_v)
+        of_scores = torch._softmax_backward_data(torch.bmm(grad, v.transpose(1, 2)), weights, -1, weights.dtype)
+        torch.bmm(of_scores, k, out=of_q)
+        torch.bmm(of_scores.transpose(1, 2), q, out=of_k)
+        out = grad.new_empty(B, T, 3, H, E)
+        _turn(out, _by_token(back), turns.conj().resolve_conj())
+        return out.view(B, T, -1), None, None
+
+
+def _by_token(parts: torch.Tensor) -> torch.Tensor:
+    """(3, B, H, T, E) seen as (B, T, 3, H, E)."""
+    return parts.permute(1, 3, 0, 2, 4)
+
+
+def _turn(out: torch.Tensor, x: torch.Tensor, turns: torch.Tensor) -> None:
+    """Queries and keys of x (B, T, 3, H, E) rotated, values as they are, into out of the same shape."""
+    pairs = (torch.view_as_complex(t[:, :, :2].unflatten(-1, (-1, 2))) for t in (x, out))
+    torch.mul(next(pairs), turns, out=next(pairs))
+    out[:, :, 2].copy_(x[:, :, 2])
+
+
+class SwiGLU(torch.autograd.Function):
+    """silu(gate) * up. x (B, T, 2 F), gate then up -> (B, T, F)."""
+
+    @staticmethod
+    def forward(ctx, x):
+        gate, up = x.chunk(2, dim=-1)
+        sigmoid = torch.sigmoid(gate)
+        silu = gate * sigmoid
+        ctx.save_for_backward(x, sigmoid, silu)
+        return silu * up
+
+    @staticmethod
+    def backward(ctx, grad):
+        x, sigmoid, silu = ctx.saved_tensors
+        out = torch.empty_like(x)
+        of_gate, of_up = out.chunk(2, dim=-1)
+        torch.mul(grad, silu, out=of_up)
+        slope = torch.addcmul(silu, silu, sigmoid, value=-1).add_(sigmoid)
+        torch.mul(slope.mul_(grad), x.chunk(2, dim=-1)[1], out=of_gate)
+        return out
+
+
+def prepare(context, n_heads: int, d_model: int) -> None:
+    """Put what every layer of the pass shares on its context: turns, causal and the order of paired channels."""
+    (T, half), E = context.cos.shape[-2:], d_model // n_heads
+    turns = torch.complex(context.cos[0, 0], context.sin[0, 0])[:, None, None]
+    turns = torch.cat((turns * E**-0.5, turns), dim=1)
+    context.turns = turns.expand(T, 2, n_heads, half).contiguous()
+    context.causal = torch.full((T, T), -math.inf, dtype=context.cos.dtype).triu(1)
+    # channel i turns with channel i + E / 2: here side by side, which changes no score
+    pairs = torch.arange(d_model).view(n_heads, 2, half).transpose(1, 2).flatten()
+    context.order = torch.cat((pairs, d_model + pairs, 2 * d_model + torch.arange(d_model)))
+
+
+def block(x: torch.Tensor, layer, context) -> torch.Tensor:
+    """One `layers.Block` on x (B, T, D) -> (B, T, D)."""
+    attention, feed_forward = layer.attention, layer.feed_forward
+    if context.turns is None:
+        prepare(context, attention.n_heads, x.shape[-1])
+    if layer not in context.folded:  # once a pass: the loop comes by again
+        qkv = (attention.qkv.weight * layer.attention_norm.weight)[context.order]
+        context.folded[layer] = qkv, feed_forward.gate_up.weight * layer.feed_forward_norm.weight
+    qkv, gate_up = context.folded[layer]
+    seen = Attend.apply(NormLinear.apply(x, qkv, layer.attention_norm.eps), context.turns, context.causal)
+    x = x + layer.attention_branch_norm(attention.o(seen))
+    hidden = SwiGLU.apply(NormLinear.apply(x, gate_up, layer.feed_forward_norm.eps))
+    return x + layer.feed_forward_branch_norm(feed_forward.down(hidden))

@@ -1,0 +1,69 @@
+"""The hand-written passes against torch's own operations: outputs, every gradient, and where they may not be used."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from lib import fused
+from lib.boundary import every, never
+from lib.config import LoopedConfig
+from lib.fused import Attend, NormLinear, SwiGLU
+from lib.layers import Block, Context
+from tests.models import small, tokens
+
+RANDOM = torch.Generator().manual_seed(0)
+
+
+def randn(*shape):
+    return torch.randn(shape, generator=RANDOM, dtype=torch.float64, requires_grad=True)
+
+
+def block_and_context(block="pre_norm", T=5, heads=2, width=16):
+    config = LoopedConfig(d_model=width, n_heads=heads, d_ff=12, block=block)
+    layer = Block(config).double()
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter.copy_(torch.randn(parameter.shape, generator=RANDOM, dtype=torch.float64) * 0.3 + (parameter.dim() == 1))
+    return layer, lambda: Context(torch.arange(T)[None], None, config, torch.float64)
+
+
+def test_each_function_has_the_gradient_of_what_it_computes():
+    assert torch.autograd.gradcheck(lambda x, m: NormLinear.apply(x, m, 1e-3), (randn(2, 3, 4), randn(5, 4)))
+    assert torch.autograd.gradcheck(SwiGLU.apply, (randn(2, 3, 8),))
+    _, context = block_and_context()
+    fused.prepare(shared := context(), 2, 16)
+    assert torch.autograd.gradcheck(lambda qkv: Attend.apply(qkv, shared.turns, shared.causal), (randn(2, 5, 48),))
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.sampled_from(["pre_norm", "sandwich"]), st.integers(1, 9), st.integers(1, 4), st.sampled_from([1, 2, 4]))
+def test_a_block_is_the_plain_block_in_outputs_and_all_gradients(kind, T, B, heads):
+    layer, context = block_and_context(kind, T, heads)
+    found = []
+    for compute in (lambda x: layer.plain(x, context()), lambda x: fused.block(x, layer, context())):
+        layer.zero_grad()
+        x = torch.linspace(-2, 2, B * T * 16, dtype=torch.float64).sin().view(B, T, 16).requires_grad_()
+        y = compute(x)
+        (y * torch.arange(y.numel(), dtype=y.dtype).cos().view(y.shape)).sum().backward()
+        found.append([y, x.grad, *(p.grad.clone() for p in layer.parameters())])
+    for plain, quick in zip(*found, strict=True):
+        torch.testing.assert_close(quick, plain, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("boundary", [never, every(1), every(2)])
+def test_a_model_reads_the_same_with_and_without(boundary, monkeypatch):
+    model, ids = small(envelope="sandwich").double(), tokens(4, 9)
+    quick = model(ids, loops=5, boundary=boundary).logits
+    monkeypatch.setattr(fused, "suits", lambda *_: False)
+    torch.testing.assert_close(quick, model(ids, loops=5, boundary=boundary).logits, rtol=1e-10, atol=1e-12)
+
+
+def test_padding_long_rows_and_half_precision_take_the_plain_path():
+    model = small()
+    assert fused.suits(torch.zeros(1, 64, 16), model.context(tokens(1, 64)))
+    assert not fused.suits(torch.zeros(1, 65, 16), model.context(tokens(1, 65)))
+    assert not fused.suits(torch.zeros(1, 7, 16, dtype=torch.bfloat16), model.context(tokens(1, 7)))
+    padded = torch.ones(2, 7, dtype=torch.long)
+    padded[0, 0] = 0
+    assert not fused.suits(torch.zeros(2, 7, 16), model.context(tokens(2, 7), padded))
