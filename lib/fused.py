@@ -26,6 +26,7 @@ class NormLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x, matrix, eps):
+        """Keeps x / rms(x), not x."""
         flat = x.reshape(-1, x.shape[-1])
         scale = torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square_().div_(flat.shape[-1]).add_(eps).rsqrt_()
         normed = flat * scale
@@ -34,6 +35,7 @@ class NormLinear(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        """Gradients of the forward's arguments."""
         normed, scale, matrix = ctx.saved_tensors
         flat = grad.reshape(-1, grad.shape[-1])
         back = torch.mm(flat, matrix)
@@ -51,6 +53,7 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, qkv, turns, causal):
+        """Keeps rotated queries and keys, values and attention weights."""
         (B, T, width), H = qkv.shape, turns.shape[2]
         parts = qkv.new_empty(3, B, H, T, width // (3 * H))
         _turn(_by_token(parts), qkv.view(B, T, 3, H, -1), turns)
@@ -61,6 +64,7 @@ class Attend(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        """Gradients of the forward's arguments."""
         parts, weights, turns = ctx.saved_tensors
         _, B, H, T, E = parts.shape
         q, k, v = parts.flatten(1, 2)
@@ -93,6 +97,7 @@ class SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, x):
+        """Keeps the sigmoid, whose exponential is the dear part."""
         gate, up = x.chunk(2, dim=-1)
         sigmoid = torch.sigmoid(gate)
         silu = gate * sigmoid
@@ -101,6 +106,7 @@ class SwiGLU(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
+        """Gradients of the forward's arguments."""
         x, sigmoid, silu = ctx.saved_tensors
         out = torch.empty_like(x)
         of_gate, of_up = out.chunk(2, dim=-1)
