@@ -62,6 +62,7 @@ def _parser() -> argparse.ArgumentParser:
 
     pilot = commands.add_parser("pilot", help="the pilot that fixed a scale's learning rates, with seeds never reported")
     pilot.add_argument("--scale", default="laptop", help=f"one of {', '.join(SCALES)}")
+    pilot.add_argument("--notebook", default="4_3_scratch_training", help="whose models")
     pilot.set_defaults(command=run_pilot)
     return parser
 
@@ -156,5 +157,5 @@ def run_pilot(args) -> int:
     """Run the pilot grid and print its table."""
     from lib import pilot
 
-    print(pilot.run(args.scale).to_string(index=False))
+    print(pilot.run(args.scale, args.notebook).to_string(index=False))
     return 0

@@ -1,11 +1,14 @@
 """From a notebook's flat parameters to the arms trained from scratch, and to what a sweep reads off each of them.
 
-Contract paper, section 4.3: two arms that differ in whether the state is normalised at the end of every loop step.
+Contract paper, section 4.3: two arms that differ in whether the state is normalised at the end of every loop step; section
+4.5: splits of one total of executed layers into loops and layers.
 """
 
 import dataclasses
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,22 +37,54 @@ def task_of(p: dict, family: str) -> Task:
     return Task(family, p[f"{family}_width"], p[f"{family}_depth"])
 
 
-def arm_run(p: dict, family: str, arm: str, seed: int) -> Run:
-    """The run of one arm and seed at the notebook's parameters. Raises ValueError naming an unknown arm or a bad value."""
-    if arm not in ARMS:
-        raise ValueError(f"arm is {arm!r}: it must be one of {', '.join(ARMS)}")
+def run_of(p: dict, family: str, lr: float, seed: int, **model) -> Run:
+    """A run at the notebook's parameters and this peak rate; `model` holds what differs from them. Raises ValueError naming
+    a bad value."""
     recipe = Recipe(
         steps=p[f"{family}_steps"],
         batch_size=p["batch_size"],
-        lr=p[f"{family}_lr_{arm}"],
+        lr=lr,
         optimizer=p["optimizer"],
         warmup=p["warmup"],
         weight_decay=p["weight_decay"],
         loop_sampling=p["loop_sampling"],
     )
-    model = {k: p[k] for k in ("d_model", "n_heads", "d_ff", "core")}
-    model |= {"loops": p["r0"], "boundary": ARMS[arm].period}
-    return make_run(task_of(p, family), recipe, seed, device=p["device"], **model)
+    shape = {k: p[k] for k in ("d_model", "n_heads", "d_ff", "core")} | {"loops": p["r0"]}
+    return make_run(task_of(p, family), recipe, seed, device=p["device"], **(shape | model))
+
+
+def arm_run(p: dict, family: str, arm: str, seed: int, readout: str = "normalised") -> Run:
+    """The run of one arm and seed. Raises ValueError naming an unknown arm or a bad value."""
+    if arm not in ARMS:
+        raise ValueError(f"arm is {arm!r}: it must be one of {', '.join(ARMS)}")
+    rate = f"{family}_lr_{arm}" + ("" if readout == "normalised" else f"_{readout}")
+    return run_of(p, family, p[rate], seed, boundary=ARMS[arm].period, readout=readout)
+
+
+def splits(p: dict) -> dict[str, int]:
+    """One total of r0 x core executed layers split three ways (contract paper, section 4.5): name -> its trained loop count,
+    the most looped first and the stack last. Raises ValueError when r0 cannot be halved."""
+    if p["r0"] < 4 or p["r0"] % 2:
+        raise ValueError(f"r0 is {p['r0']}: it must be even and at least 4, so that it can be halved")
+    counts = (p["r0"], p["r0"] // 2, 1)
+    return {f"{loops}x{p['r0'] * p['core'] // loops}": loops for loops in counts}
+
+
+def split_run(p: dict, family: str, split: str, seed: int) -> Run:
+    """The run of one split and seed, without the boundary norm. Raises ValueError naming a bad value."""
+    names, rates = list(splits(p)), p[f"{family}_lr"]
+    if len(rates) != len(names):
+        raise ValueError(f"{family}_lr has {len(rates)} rates: it must have one for each of {', '.join(names)}")
+    loops, layers = map(int, split.split("x"))
+    return run_of(p, family, rates[names.index(split)], seed, loops=loops, core=layers, boundary=never.period)
+
+
+def kinds(p: dict, family: str) -> dict[tuple[str, str], Callable[[int], Run]]:
+    """Every kind of model the parameters describe, as (arm or split, readout) -> the run of a seed."""
+    if f"{family}_lr" in p:
+        return {(split, "normalised"): partial(split_run, p, family, split) for split in splits(p)}
+    readouts = ("normalised", "raw") if f"{family}_lr_no_norm_raw" in p else ("normalised",)
+    return {(arm, r): partial(arm_run, p, family, arm, readout=r) for r in readouts for arm in ARMS}
 
 
 @dataclass(frozen=True)
@@ -122,22 +157,21 @@ def table(folder: Path, task: Task) -> pd.DataFrame:
     return both.melt(["K", "d_star"], var_name="metric", value_name="value")
 
 
-def collect(cells, jobs: list[Job], made: list[dict]) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
-    """Three long tables of finished jobs, `cells` being their (task, arm, seed): own sweep, other sweep, training.
+def collect(cells: list[dict], jobs: list[Job], made: list[dict]) -> tuple[pd.DataFrame, ...]:
+    """Long tables of finished jobs, `cells` being their columns (task, arm, seed, ...): one a sweep of a job, then training.
 
-    Sweeps: task, arm, seed, K, d_star, width, metric, value; a diverged seed's values are NaN. Training: task, arm, seed,
+    Sweeps: the cell's columns, K, d_star, width, metric, value; a diverged seed's values are NaN. Training: the cell's columns,
     diverged, steps, first_loss, final_loss (nats), seconds (of one core).
     """
-    own, swapped, training = [], [], []
-    for (task, arm, seed), job, folders in zip(cells, jobs, made, strict=True):
-        at = {"task": task, "arm": arm, "seed": seed}
+    sweeps, training = [[] for _ in jobs[0].sweeps], []
+    for cell, job, folders in zip(cells, jobs, made, strict=True):
         done = json.loads((folders["model"] / "training.json").read_text(encoding="utf-8"))
-        training.append(at | done)
-        for into, folder in zip((own, swapped), folders["sweeps"], strict=True):
-            frame = table(folder, job.run.task).assign(**at, width=job.run.task.width)
+        training.append(cell | done)
+        for into, folder in zip(sweeps, folders["sweeps"], strict=True):
+            frame = table(folder, job.run.task).assign(**cell, width=job.run.task.width)
             into.append(frame.assign(value=np.nan) if done["diverged"] else frame)
-    columns = ["task", "arm", "seed", "K", "d_star", "width", "metric", "value"]
-    return pd.concat(own)[columns], pd.concat(swapped)[columns], pd.DataFrame(training)
+    columns = [*cells[0], "K", "d_star", "width", "metric", "value"]
+    return *(pd.concat(parts)[columns] for parts in sweeps), pd.DataFrame(training)
 
 
 def metric(frame: pd.DataFrame, name: str) -> pd.DataFrame:

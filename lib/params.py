@@ -12,15 +12,24 @@ from pydantic import ConfigDict, Field, ValidationError, create_model
 from lib import paths
 from lib.paths import SCALES
 
-TYPES = {"int": int, "float": float, "str": str, "bool": bool, "list[int]": list[int], "list[str]": list[str]}
+TYPES = {
+    "int": int,
+    "float": float,
+    "str": str,
+    "bool": bool,
+    "list[int]": list[int],
+    "list[str]": list[str],
+    "list[float]": list[float],
+}
 POSITIVE = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 ZERO_UP = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 COUNT = Annotated[int, Field(ge=1)]
+FAMILIES = ("circuit", "hops")
 
 # what a value may be, by the name it has in every notebook; a name that is not here has only its type
 VALUES = {
     "scale": Literal[SCALES],
-    "tasks": Annotated[list[Literal["circuit", "hops"]], Field(min_length=1)],
+    "tasks": Annotated[list[Literal[FAMILIES]], Field(min_length=1)],
     "device": Literal["cpu", "cuda"],
     "instance": Annotated[int, Field(ge=0)],
     "optimizer": Literal["adamw", "muon"],
@@ -31,7 +40,11 @@ VALUES = {
     **dict.fromkeys(("r0", "seeds", "n_test", "d_model", "n_heads", "d_ff", "core", "batch_size"), COUNT),
     **dict.fromkeys(("circuit_steps", "hops_steps", "circuit_depth", "hops_depth"), COUNT),
     **dict.fromkeys(("circuit_width", "hops_width"), Annotated[int, Field(ge=2)]),
-    **dict.fromkeys((f"{t}_lr_{a}" for t in ("circuit", "hops") for a in ("no_norm", "with_norm")), POSITIVE),
+    **dict.fromkeys((f"{t}_lr_{a}{r}" for t in FAMILIES for a in ("no_norm", "with_norm") for r in ("", "_raw")), POSITIVE),
+    **dict.fromkeys((f"{t}_lr" for t in FAMILIES), list[POSITIVE]),
+    "refit_lr": POSITIVE,
+    "refit_batches": COUNT,
+    **dict.fromkeys(("refit_steps_head", "refit_steps_layer"), Annotated[list[COUNT], Field(min_length=1)]),
 }
 
 
@@ -145,8 +158,8 @@ def _possible(name: str, values: dict) -> None:
         raise ParamsError(f"{name}: tasks is {values['tasks']}: each may stand once.")
     for task in values["tasks"]:
         try:
-            for arm in experiment.ARMS:
-                run = experiment.arm_run(values, task, arm, 0)
+            for make in experiment.kinds(values, task).values():
+                run = make(0)
             for d in range(1, run.task.max_depth + 1):
                 if (size := stratum_size(run.task, d)) < 10 * values["n_test"]:
                     most = size // 10

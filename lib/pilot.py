@@ -1,33 +1,56 @@
-"""The pilot that fixes a scale's learning rates: the same grid for every arm, seeds that are never reported.
+"""The pilots that fix a scale's learning rates: the same grid for every kind of model, seeds that are never reported.
 
-It looks only at intact arms at K = r0, and at whether loops matter at all (the no-norm arm at K = 1). Its table is kept in
-params/4_3_scratch_training/pilot_<scale>.csv, and the choice it led to in the scale's parameter file.
+A pilot looks only at intact models at K = r0, and in section 4.3 at whether loops matter at all (the no-norm arm at K = 1). Its
+table is kept in params/<notebook>/pilot_<scale>.csv, and the choice it led to in the scale's parameter file.
 """
 
 import pandas as pd
 
 from lib import experiment, params, paths
-from lib.experiment import ARMS, Job
+from lib.boundary import Boundary
+from lib.experiment import Job
 
-NOTEBOOK = "4_3_scratch_training"
 RATES = (2.0e-3, 4.0e-3, 8.0e-3)
 SEEDS = (1000, 1001)  # reported runs count from 0
+FIRST = "4_3_scratch_training"
+# what each notebook trains beyond section 4.3's models, whose pilot stands for them in the others
+OWN = {
+    FIRST: lambda arm, readout, p: True,
+    "4_4_refit": lambda arm, readout, p: True,
+    "4_5_overshoot": lambda arm, readout, p: arm != next(iter(experiment.splits(p))),
+    "beyond_readout_axis": lambda arm, readout, p: readout == "raw",
+}
 
 
-def run(scale: str) -> pd.DataFrame:
-    """Train every (task, arm, rate, seed) of the grid; returns and keeps task, arm, lr, seed, accuracy_r0, accuracy_1."""
-    p = params.load(NOTEBOOK, scale)
-    cells = [(task, arm, lr, seed) for task in p["tasks"] for arm in ARMS for lr in RATES for seed in SEEDS]
-    jobs = []
-    for task, arm, lr, seed in cells:
-        chosen = experiment.arm_run(p | {f"{task}_lr_{arm}": lr}, task, arm, seed)
-        jobs.append(Job(chosen, ((ARMS[arm], p["r0"]),), p["n_test"], paths.runs()))
+def run(scale: str, notebook: str = FIRST) -> pd.DataFrame:
+    """Train every (task, kind, rate, seed) of the grid; returns and keeps task, arm, readout, lr, seed, accuracy_r0, accuracy_1.
+
+    Raises ValueError for a notebook that trains no models of its own.
+    """
+    if notebook not in OWN:
+        raise ValueError(f"{notebook} has no pilot: it must be one of {', '.join(OWN)}.")
+    p, cells, jobs = params.load(notebook, scale), [], []
+    for task in p["tasks"]:
+        for lr in RATES:
+            for (arm, readout), make in experiment.kinds(p | _all_rates(p, lr), task).items():
+                if OWN[notebook](arm, readout, p):
+                    cells += [{"task": task, "arm": arm, "readout": readout, "lr": lr, "seed": seed} for seed in SEEDS]
+                    runs = [make(seed) for seed in SEEDS]
+                    boundary, r0 = Boundary(runs[0].config().boundary), runs[0].config().loops
+                    jobs += [Job(run, ((boundary, r0),), p["n_test"], paths.runs()) for run in runs]
     rows = []
-    for (task, arm, lr, seed), job, made in zip(cells, jobs, experiment.make(jobs, title="pilot"), strict=True):
+    for cell, job, made in zip(cells, jobs, experiment.make(jobs, title="pilot"), strict=True):
         table = experiment.table(made["sweeps"][0], job.run.task)
         accuracy = table[(table["metric"] == "accuracy") & (table["d_star"] == "all")].set_index("K")["value"]
-        first = accuracy[1] if arm == "no_norm" else None  # all a pilot may see away from r0
-        rows.append(dict(task=task, arm=arm, lr=lr, seed=seed, accuracy_r0=accuracy[p["r0"]], accuracy_1=first))
+        # all a pilot may see away from r0
+        at_one = accuracy[1] if notebook == FIRST and cell["arm"] == "no_norm" else None
+        rows.append(cell | {"accuracy_r0": accuracy[job.run.config().loops], "accuracy_1": at_one})
     frame = pd.DataFrame(rows)
-    frame.to_csv(paths.params() / NOTEBOOK / f"pilot_{scale}.csv", index=False, float_format="%.6g")
+    frame.to_csv(paths.params() / notebook / f"pilot_{scale}.csv", index=False, float_format="%.6g")
     return frame
+
+
+def _all_rates(p: dict, lr: float) -> dict:
+    """The parameters that are peak rates of training, all at lr."""
+    rates = {key: value for key, value in p.items() if "_lr" in key and key != "refit_lr"}
+    return {key: [lr] * len(value) if isinstance(value, list) else lr for key, value in rates.items()}

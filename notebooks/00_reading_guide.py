@@ -21,7 +21,7 @@
 # are not trained yet, is [here](../outputs/laptop/00_reading_guide/notebook.ipynb).
 
 # %% tags=["parameters"]
-scale: str = "smoke"  # whose models to draw: smoke, laptop or paper
+scale: str = "smoke"  # whose models to draw: smoke, laptop, overnight or paper
 instance: int = 0  # which test instance to follow
 
 # %%

@@ -34,7 +34,7 @@
 # 25 minutes on two cores; what it took is in the README). `params/4_3_scratch_training/paper.yaml` holds the paper's size, for a GPU.
 
 # %% tags=["parameters"]
-scale: str = "smoke"  # names the outputs folder: smoke, laptop or paper
+scale: str = "smoke"  # names the outputs folder: smoke, laptop, overnight or paper
 tasks: list[str] = ["circuit", "hops"]  # families to train on
 seeds: int = 2  # models an arm and task; seeds count from 0
 r0: int = 4  # loop steps in training; the sweep goes to 8 r0
@@ -127,9 +127,10 @@ pd.DataFrame({f"d* = {d}": operator_mix(found) for d, found in circuits.items()}
 # again.
 
 # %%
-cells = [(task, arm, seed) for task in tasks for arm in ARMS for seed in range(seeds)]
+cells = [{"task": task, "arm": arm, "seed": seed} for task in tasks for arm in ARMS for seed in range(seeds)]
 jobs = []
-for task, arm, seed in cells:
+for cell in cells:
+    task, arm, seed = cell.values()
     run = experiment.arm_run(p, task, arm, seed)
     sweeps = ((ARMS[arm], 8 * r0), (experiment.other(arm), 8 * r0))
     jobs.append(Job(run, sweeps, n_test, paths.runs()))

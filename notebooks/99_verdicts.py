@@ -22,7 +22,7 @@
 # * **out of reach**: cannot be judged at this scale; the reason says what it takes
 
 # %% tags=["parameters"]
-scale: str = "smoke"  # whose results to collect: smoke, laptop or paper
+scale: str = "smoke"  # whose results to collect: smoke, laptop, overnight or paper
 
 # %%
 import pandas as pd

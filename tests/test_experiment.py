@@ -17,9 +17,10 @@ SMALL = {"circuit_steps": 25, "hops_steps": 25, "warmup": 5, "n_test": 16, "d_mo
 def finished(tmp_path_factory):
     """Cells, jobs and finished jobs of both tasks, two seeds an arm; the no-norm arm on circuit diverges."""
     p = params.load("4_3_scratch_training", "smoke") | SMALL
-    cells = [(task, arm, seed) for task in ("circuit", "hops") for arm in ARMS for seed in range(2)]
+    cells = [dict(task=task, arm=arm, seed=seed) for task in ("circuit", "hops") for arm in ARMS for seed in range(2)]
     jobs = []
-    for task, arm, seed in cells:
+    for cell in cells:
+        task, arm, seed = cell.values()
         rates = {"circuit_lr_no_norm": 1.0e30} if (task, arm) == ("circuit", "no_norm") else {}
         run = experiment.arm_run(p | rates, task, arm, seed)
         jobs.append(Job(run, ((ARMS[arm], 16), (experiment.other(arm), 16)), 16, tmp_path_factory.getbasetemp() / "runs"))
@@ -47,7 +48,7 @@ def test_a_diverged_seed_is_marked_counted_judged_and_drawn(finished, tmp_path):
 def test_tables_hold_what_the_readings_say(finished):
     cells, jobs, made = finished
     own, swapped, _ = experiment.collect(*finished)
-    at = cells.index(("hops", "with_norm", 1))
+    at = cells.index(dict(task="hops", arm="with_norm", seed=1))
     for frame, folder in zip((own, swapped), made[at]["sweeps"], strict=True):
         readings = experiment.readings_in(folder, 1)
         part = frame[
