@@ -19,7 +19,7 @@ from transformers.utils import logging
 from lib import BEHAVIOUR, engine
 from lib.boundary import Boundary, every, never
 from lib.evaluation import Readings, read, summary
-from lib.looped import LoopedModel
+from lib.looped import LoopedModel, build
 from lib.store import Store, key
 from lib.tasks import Instances, Task, evaluation_set, floor
 from lib.training import Recipe, Run, make_run, trained
@@ -59,6 +59,11 @@ def arm_run(p: dict, family: str, arm: str, seed: int, readout: str = "normalise
         raise ValueError(f"arm is {arm!r}: it must be one of {', '.join(ARMS)}")
     rate = f"{family}_lr_{arm}" + ("" if readout == "normalised" else f"_{readout}")
     return run_of(p, family, p[rate], seed, boundary=ARMS[arm].period, readout=readout)
+
+
+def untrained(run: Run) -> LoopedModel:
+    """The run's model as it starts, before any training."""
+    return build(run.config(), run.seed)
 
 
 def splits(p: dict) -> dict[str, int]:

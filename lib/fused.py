@@ -41,7 +41,8 @@ class NormLinear(torch.autograd.Function):
         back = torch.mm(flat, matrix)
         along = (back * normed).sum(-1, keepdim=True).div_(-normed.shape[-1])  # no gradient flows along x itself
         back = back.addcmul_(normed, along).mul_(scale)
-        return back.view(*grad.shape[:-1], -1), torch.mm(flat.t(), normed), None
+        of_matrix = torch.mm(flat.t(), normed) if ctx.needs_input_grad[1] else None  # none of a frozen layer
+        return back.view(*grad.shape[:-1], -1), of_matrix, None
 
 
 class Attend(torch.autograd.Function):

@@ -23,9 +23,8 @@ OWN = {
 
 
 def run(scale: str, notebook: str = FIRST) -> pd.DataFrame:
-    """Train every (task, kind, rate, seed) of the grid; returns and keeps task, arm, readout, lr, seed, accuracy_r0, accuracy_1.
-
-    Raises ValueError for a notebook that trains no models of its own.
+    """Train every (task, kind, rate, seed) of the grid; returns and keeps its table: task, arm, readout, lr, seed, accuracy_r0,
+    accuracy_1. Raises ValueError for a notebook that trains no models of its own.
     """
     if notebook not in OWN:
         raise ValueError(f"{notebook} has no pilot: it must be one of {', '.join(OWN)}.")

@@ -8,9 +8,15 @@ import pandas as pd
 
 from lib import stats
 
-LABELS = {"no_norm": "no boundary norm", "with_norm": "boundary norm every step"}
-COLOURS = {"no_norm": "#0072B2", "with_norm": "#D55E00"}  # Okabe and Ito's blue and vermillion
-SHAPES = {"no_norm": "circle", "with_norm": "triangle-up"}
+LABELS = {
+    "no_norm": "no boundary norm",
+    "with_norm": "boundary norm every step",
+    "layer": "last layer and head",
+    "head": "head alone",
+}
+# Okabe and Ito's blue, vermillion, green and purple, in this order; a name without a label is its own
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
+SHAPES = ("circle", "triangle-up", "square", "diamond")
 FONT = 13
 
 
@@ -29,13 +35,19 @@ def _style(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
     )
 
 
+def _labelled(frame: pd.DataFrame) -> pd.DataFrame:
+    """The frame with a column label, the arm's in words."""
+    return frame.assign(label=frame["arm"].map(lambda arm: LABELS.get(arm, arm)))
+
+
 def _arms(frame: pd.DataFrame) -> tuple[alt.Color, alt.Shape]:
-    """Colour and shape of the arms present, by label."""
-    present = [arm for arm in LABELS if arm in set(frame["arm"])]
-    names = [LABELS[arm] for arm in present]
-    colour = alt.Color("label:N", scale=alt.Scale(domain=names, range=[COLOURS[a] for a in present]), title=None)
+    """Colour and shape of the arms present, by label: those with a label of ours at their fixed place, others as they come."""
+    present, known = list(dict.fromkeys(frame["arm"])), list(LABELS)
+    places = {arm: i for i, arm in enumerate(known) if arm in present} or {arm: i for i, arm in enumerate(present)}
+    names = [LABELS.get(arm, arm) for arm in places]
+    colour = alt.Color("label:N", scale=alt.Scale(domain=names, range=[COLOURS[i] for i in places.values()]), title=None)
     colour = colour.legend(symbolOpacity=1, symbolStrokeWidth=2)
-    shape = alt.Shape("label:N", scale=alt.Scale(domain=names, range=[SHAPES[a] for a in present]), title=None)
+    shape = alt.Shape("label:N", scale=alt.Scale(domain=names, range=[SHAPES[i] for i in places.values()]), title=None)
     return colour, shape
 
 
@@ -70,7 +82,7 @@ def against_loops(
     floors: `panel`, value. Seed points stand at `points_at` (default: powers of two).
     """
     counts = points_at or [2**i for i in range(12) if 2**i <= frame["K"].max()]
-    frame = frame.assign(label=frame["arm"].map(LABELS))
+    frame = _labelled(frame)
     frame = frame.dropna(subset="value") if log_y else frame.fillna({"value": 0})
     mean = means(frame, [panel, "arm", "label", "K"])
     colour, shape = _arms(frame)
@@ -96,15 +108,17 @@ def against_loops(
     return _style(alt.hconcat(*panels).properties(title=title))
 
 
-def _mark(frame: pd.DataFrame, axis: str, right: int | None = None) -> alt.Chart:
-    """A dashed line with its words: upright at a loop count (axis x), or level at a value (axis y)."""
+def _mark(frame: pd.DataFrame, axis: str, right: float | None = None, column: str = "K") -> alt.Chart:
+    """A dashed line with its words: upright at a loop count (axis x), or level at a value (axis y) and ending at `right`, a
+    value of the chart's x column."""
     at = alt.X("K:Q") if axis == "x" else alt.Y("value:Q")
     rule = alt.Chart(frame).mark_rule(strokeDash=[5, 4], color="#444").encode(at)
     if axis == "x":
         text = alt.Chart(frame).mark_text(align="left", dx=4, dy=4, baseline="top", color="#444", fontSize=FONT - 2)
         return rule + text.encode(x="K:Q", y=alt.value(-2), text="text:N")
-    text = alt.Chart(frame.assign(K=right)).mark_text(align="right", dy=-7, color="#444", fontSize=FONT - 2)
-    return rule + text.encode(x="K:Q", y="value:Q", text="text:N")
+    frame = frame.assign(**{column: right})
+    text = alt.Chart(frame).mark_text(align="right", dy=-7, color="#444", fontSize=FONT - 2)
+    return rule + text.encode(x=f"{column}:Q", y="value:Q", text="text:N")
 
 
 def swap(frame: pd.DataFrame, title: str = "") -> alt.TopLevelMixin:
@@ -112,7 +126,7 @@ def swap(frame: pd.DataFrame, title: str = "") -> alt.TopLevelMixin:
 
     frame: task, K, arm (as trained), run ("own boundary", "other boundary"), seed, value.
     """
-    frame = frame.assign(label=frame["arm"].map(LABELS), value=frame["value"].fillna(0))
+    frame = _labelled(frame).fillna({"value": 0})
     frame["line"] = frame["arm"] + frame["seed"].astype(str)
     colour, shape = _arms(frame)
     x = alt.X("run:N", title=None, sort=["own boundary", "other boundary"], axis=alt.Axis(labelAngle=0))
@@ -131,7 +145,7 @@ def swap(frame: pd.DataFrame, title: str = "") -> alt.TopLevelMixin:
 
 def steps(frame: pd.DataFrame, measures: dict[str, str], r0: int, title: str = "") -> alt.TopLevelMixin:
     """One trajectory, a panel a measure, a line an arm. frame: arm, K, metric, value; measures: metric -> title."""
-    frame = frame.assign(label=frame["arm"].map(LABELS))
+    frame = _labelled(frame)
     colour, shape = _arms(frame)
     counts = [2**i for i in range(12) if 2**i <= frame["K"].max()]
     panels = []
@@ -142,6 +156,118 @@ def steps(frame: pd.DataFrame, measures: dict[str, str], r0: int, title: str = "
         base = alt.Chart(frame[frame["metric"] == metric]).encode(x=x, y=y, color=colour)
         lines = base.mark_line() + base.mark_point(size=30, filled=True).encode(shape=shape)
         panels.append((lines + _mark(pd.DataFrame({"K": [r0], "text": [""]}), "x")).properties(width=250, height=220))
+    return _style(alt.hconcat(*panels).properties(title=title))
+
+
+def recovery(frame: pd.DataFrame, seeds: pd.DataFrame, reported: pd.DataFrame, title: str = "") -> alt.TopLevelMixin:
+    """Recovered fraction against refit steps (log), a panel a value of `panel`, a line a part: interval, seeds, paper's points.
+
+    frame: panel, arm (head, layer), steps, value, low, high; seeds: panel, arm, steps, seed, value; reported: panel, arm, steps
+    and value. 1 is the accuracy before the loop was changed, 0 that of the changed loop.
+    """
+    frame, seeds, reported = (_labelled(part) for part in (frame, seeds, reported))
+    colour, shape = _arms(frame)
+    ticks = sorted(frame["steps"].unique())
+    scale = alt.Scale(type="log", domain=[0.8 * ticks[0], 1.25 * max(ticks[-1], reported["steps"].max())], nice=False)
+    x = alt.X("steps:Q", title="refit steps", scale=scale, axis=alt.Axis(values=ticks, labelOverlap=False))
+    panels = []
+    for name in frame["panel"].unique():
+        m, f, paper = (part[part["panel"] == name] for part in (frame, seeds, reported))
+        m = m.dropna(subset="value")
+        ends = [*m["low"], *m["high"], *f["value"], *paper["value"], 0, 1]
+        height = alt.Scale(domain=[min(ends) - 0.05, max(ends) + 0.1], nice=False)
+        y = alt.Y("value:Q", title="recovered fraction of the loss", scale=height)
+        base = alt.Chart(m).encode(x=x, color=colour)
+        offset = f["seed"].rank(method="dense") - (f["seed"].nunique() + 1) / 2
+        points = alt.Chart(f.assign(steps=f["steps"] * 1.05**offset)).mark_point(size=24, opacity=0.6)
+        layers = [
+            base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", title=y.title, scale=height), y2="high:Q"),
+            base.mark_line(strokeWidth=2).encode(y=y),
+            points.encode(x=x, y=y, color=colour, shape=shape),
+            alt.Chart(paper).mark_point(size=110, shape="cross", filled=True, stroke="black").encode(x=x, y=y, color=colour),
+            _mark(pd.DataFrame({"value": [1.0], "text": ["as before the change"]}), "y", ticks[-1], "steps"),
+            _mark(pd.DataFrame({"value": [0.0], "text": [""]}), "y", ticks[-1], "steps"),
+        ]
+        panels.append(alt.layer(*layers).properties(width=330, height=260, title=str(name)))
+    return _style(alt.hconcat(*panels).resolve_scale(y="independent").properties(title=title))
+
+
+def overshoot(frame: pd.DataFrame, r0s: dict[str, int], flops: float, floor: float, title: str = "") -> alt.TopLevelMixin:
+    """Accuracy against the absolute loop count, and beside it against overshoot K / r0 with the compute it takes (log2 both).
+
+    frame: arm (a split), seed, K, value; r0s: split -> trained loop count; flops: counted block FLOPs of a sequence at
+    overshoot 1, the same for every split.
+    """
+    frame = _labelled(frame).fillna({"value": 0})
+    frame["overshoot"] = frame["K"] / frame["arm"].map(r0s)
+    colour, shape = _arms(frame)
+    height = alt.Scale(domain=[0, 1.1], nice=False)
+    y = alt.Y("value:Q", title="accuracy", scale=height)
+    panels = []
+    for column, name in (("K", "absolute loop count K"), ("overshoot", ["overshoot K / r0", "block MFLOP a sequence"])):
+        largest = 8 if column == "overshoot" else frame["K"].max()
+        smallest = 1 / max(r0s.values()) if column == "overshoot" else 1
+        part = frame[(frame[column] <= largest) & (frame[column] >= smallest)]
+        ticks = [2.0**i for i in range(-6, 12) if smallest <= 2.0**i <= largest]
+        axis = alt.Axis(values=ticks, labelOverlap=False)
+        if column == "overshoot":
+            cost = f"format(datum.value * {flops / 1e6}, '.3~r')"
+            axis = alt.Axis(values=ticks, labelOverlap=False, labelExpr=f"[format(datum.value, '~r') + '×', {cost}]")
+        scale = alt.Scale(type="log", base=2, domain=[0.85 * smallest, 1.18 * largest], nice=False)
+        x = alt.X(f"{column}:Q", title=name, scale=scale, axis=axis)
+        mean = means(part, ["arm", "label", column])
+        seen = part[part[column].isin(ticks)]
+        offset = seen["seed"].rank(method="dense") - (seen["seed"].nunique() + 1) / 2
+        seen = seen.assign(**{column: seen[column] * 2 ** (offset * 0.03)})
+        trained = pd.DataFrame({"arm": list(r0s), column: [r if column == "K" else 1.0 for r in r0s.values()]})
+        layers = [
+            alt.Chart(mean)
+            .mark_area(opacity=0.2)
+            .encode(x=x, y=alt.Y("low:Q", title="accuracy", scale=height), y2="high:Q", color=colour),
+            alt.Chart(mean).mark_line(strokeWidth=2).encode(x=x, y=y, color=colour),
+            alt.Chart(seen).mark_point(size=28, opacity=0.7).encode(x=x, y=y, color=colour, shape=shape),
+            alt.Chart(_labelled(trained)).mark_rule(strokeDash=[5, 4]).encode(x=x, color=colour),
+            _mark(pd.DataFrame({"value": [floor], "text": [f"no-skill floor {floor:.2f}"]}), "y", largest, column),
+        ]
+        panels.append(alt.layer(*layers).properties(width=360, height=260))
+    return _style(alt.hconcat(*panels).properties(title=title))
+
+
+def cost_of_norm(frame: pd.DataFrame, r0: int, title: str = "") -> alt.TopLevelMixin:
+    """No norm minus norm in accuracy against the loop count (log2), a line a readout.
+
+    frame: task, readout, K, value, low, high.
+    """
+    frame = _labelled(frame.assign(arm=frame["readout"] + " readout"))
+    colour, shape = _arms(frame)
+    counts = [2**i for i in range(12) if 2**i <= frame["K"].max()]
+    x, named = _loops(counts, "loop count K"), "accuracy, no norm - norm"
+    panels = []
+    for task in frame["task"].unique():
+        base = alt.Chart(frame[frame["task"] == task]).encode(x=x, color=colour)
+        layers = [
+            base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", title=named), y2="high:Q"),
+            base.mark_line(strokeWidth=2).encode(y=alt.Y("value:Q", title=named)),
+            base.transform_filter(alt.FieldOneOfPredicate("K", counts))
+            .mark_point(size=40, filled=True)
+            .encode(y="value:Q", shape=shape),
+            _mark(pd.DataFrame({"K": [r0], "text": [f"trained, K = {r0}"]}), "x"),
+            _mark(pd.DataFrame({"value": [0.0], "text": [""]}), "y", counts[-1]),
+        ]
+        panels.append(alt.layer(*layers).properties(width=420, height=260, title=task))
+    return _style(alt.hconcat(*panels).properties(title=title))
+
+
+def scatter(frame: pd.DataFrame, x: str, y: str, log_x: bool = True, title: str = "") -> alt.TopLevelMixin:
+    """One point a model, a panel a task. frame: task, arm, x, value."""
+    frame = _labelled(frame)
+    colour, shape = _arms(frame)
+    panels = []
+    for task in frame["task"].unique():
+        scale = alt.Scale(type="log", nice=False, padding=20) if log_x else alt.Scale(nice=True, zero=False)
+        base = alt.Chart(frame[frame["task"] == task]).mark_point(size=60, filled=True, opacity=0.8)
+        axes = {"x": alt.X("x:Q", title=x, scale=scale), "y": alt.Y("value:Q", title=y)}
+        panels.append(base.encode(**axes, color=colour, shape=shape).properties(width=330, height=260, title=task))
     return _style(alt.hconcat(*panels).properties(title=title))
 
 

@@ -109,7 +109,7 @@ def judged(verdict: str, ours: str, head: dict, points: list[dict], notes=(), en
     n = min(cell["n"] for cell in [c for c in points if c["p_raw"] is not None] or points)
     few = f"n = {n} an arm, below {enough}: never counts as replicated by a rank test" if n < enough else ""
     # seeds that diverged can pull a mean below the other arm's while most seeds are ahead
-    split = [f"{c['task']} {c['K']}" for c in points if c["delta"] and c["value"] and c["delta"] * c["value"] < 0]
+    split = [f"{c['task']} {c['K'] or c['arm']}" for c in points if c["delta"] and c["value"] and c["delta"] * c["value"] < 0]
     apart = f"delta and the mean difference disagree in sign at {', '.join(split)}" if split else ""
     reason = "; ".join(filter(None, (*notes, few, apart)))
     return Judgement(head["id"], verdict, ours, n, head["low"], head["high"], reason, points)

@@ -20,7 +20,15 @@ from tqdm import tqdm
 from lib import params, paths
 from lib.store import write_atomic
 
-NOTEBOOKS = ("00_reading_guide", "4_3_scratch_training", "99_verdicts")  # in the order they run
+NOTEBOOKS = (  # in the order they run
+    "00_reading_guide",
+    "4_3_scratch_training",
+    "4_4_refit",
+    "4_5_overshoot",
+    "beyond_damping",
+    "beyond_readout_axis",
+    "99_verdicts",
+)
 QUIET_KERNEL = ["--IPKernelApp.log_level=40"]  # errors alone: a kernel on this very machine need not warn of its network
 CELL_SECONDS = 7 * 24 * 3600  # a cell may train for days at the paper's scale, but not for ever
 QUIET_EVERY = 30.0  # seconds between progress lines where there is no terminal

@@ -127,6 +127,36 @@ def bootstrap_difference(x, y, seed: int = 0, resamples: int = 10_000) -> Interv
     return Interval(value, *_percentiles(of_x - of_y), n)
 
 
+def bootstrap_ratio(numerator, denominator, seed: int = 0, resamples: int = 10_000) -> Interval:
+    """Mean of numerator (n,) over mean of denominator (n,), paired by seed, with a 95 % percentile interval.
+
+    Each resample draws seeds for both at once; nothing is clipped. A resample whose denominator is 0
+    counts as infinite with the numerator's sign, and then the ends are resamples themselves, the next
+    one outward; 0 over 0 is nan and left out. The interval means little where the denominator may be
+    0: the caller checks. One seed gives low = high = nan. Efron and Tibshirani (1993), chapter 13.
+    Raises ValueError on empty, unequal or not finite input.
+    """
+    numerator = _group(numerator, "numerator")
+    denominator = _group(denominator, "denominator") + 0.0  # no -0.0: it would turn the sign
+    if numerator.size != denominator.size:
+        raise ValueError(f"numerator has {numerator.size} values, denominator {denominator.size}")
+    if not (np.isfinite(numerator).all() and np.isfinite(denominator).all()):
+        raise ValueError("numerator and denominator must be finite: a NaN has no place in a ratio of means")
+    with np.errstate(divide="ignore", invalid="ignore"):
+        value, n = float(numerator.mean() / denominator.mean()), numerator.size
+        if n == 1:
+            return Interval(value, np.nan, np.nan, 1)
+        draws = _resampled_means(numerator, denominator, np.random.default_rng(seed), resamples)
+    draws = draws[~np.isnan(draws)]
+    if not draws.size:
+        return Interval(value, np.nan, np.nan, n)
+    if np.isfinite(draws).all():
+        return Interval(value, *_percentiles(draws), n)
+    # between a number and infinity there is nothing to interpolate
+    low, high = (float(np.percentile(draws, q, method=m)) for q, m in ((2.5, "lower"), (97.5, "higher")))
+    return Interval(value, low, high, n)
+
+
 def mcnemar(b: int, c: int) -> float:
     """Exact two-sided McNemar p of the discordant counts b and c; 1 when there are none.
 

@@ -14,6 +14,7 @@ from scipy import stats as scipy_stats
 from lib.stats import (
     bootstrap_difference,
     bootstrap_mean,
+    bootstrap_ratio,
     cliffs_delta,
     cluster_bootstrap,
     holm,
@@ -191,9 +192,76 @@ def test_bootstrap_invariants(x, y):
 
 
 def test_one_seed_has_no_interval():
-    for got in (bootstrap_mean([0.4]), bootstrap_difference([0.4, 0.5], [0.1])):
+    for got in (bootstrap_mean([0.4]), bootstrap_difference([0.4, 0.5], [0.1]), bootstrap_ratio([0.4], [0.1])):
         assert got.n == 1 and math.isnan(got.low) and math.isnan(got.high)
     assert bootstrap_mean([NAN]).value == 0
+
+
+def test_bootstrap_ratio_equals_a_plain_loop():
+    gain, lost, seed = [0.1, -0.2, 0.4, 0.0, 0.3], [0.3, 0.1, 0.35, 0.5, 0.2], 3
+    rng = np.random.default_rng(seed)
+    draws = []
+    for _ in range(2500):
+        drawn = rng.integers(5, size=5)  # the same seeds in both
+        draws.append(sum(gain[i] for i in drawn) / sum(lost[i] for i in drawn))
+    got = bootstrap_ratio(gain, lost, seed=seed, resamples=2500)
+    assert got.value == pytest.approx(sum(gain) / sum(lost)) and got.n == 5
+    assert (got.low, got.high) == pytest.approx(tuple(np.percentile(draws, [2.5, 97.5])))
+
+
+def test_bootstrap_ratio_agrees_with_the_delta_method():
+    rng = np.random.default_rng(6)
+    lost = rng.normal(1, 0.3, 500)
+    gain = 0.4 * lost + rng.normal(0, 0.2, 500)
+    got = bootstrap_ratio(gain, lost)
+    # joint draws: the spread that both share cancels
+    se = (gain - got.value * lost).std() / lost.mean() / math.sqrt(500)
+    assert (got.low, got.high) == pytest.approx((got.value - 1.96 * se, got.value + 1.96 * se), abs=0.1 * se)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.lists(st.tuples(st.floats(-1, 1), st.floats(0.01, 1)), min_size=2, max_size=12),
+    st.sampled_from([-3.0, 0.001, 7.0]),
+)
+def test_bootstrap_ratio_invariants(pairs, factor):
+    gain, lost = map(np.array, zip(*pairs, strict=True))
+    got = bootstrap_ratio(gain, lost, resamples=200)
+    assert got == bootstrap_ratio(gain, lost, resamples=200)
+    by_pair = gain / lost  # a ratio of means is a weighted mean of the ratios
+    assert by_pair.min() - 1e-9 <= got.low <= got.high <= by_pair.max() + 1e-9
+    near = {"rel": 1e-9, "abs": 1e-9}
+    assert tuple(bootstrap_ratio(factor * gain, factor * lost, resamples=200)) == pytest.approx(tuple(got), **near)
+    more = bootstrap_ratio(gain + factor * lost, lost, resamples=200)
+    assert tuple(more)[:3] == pytest.approx(tuple(v + factor for v in got[:3]), **near)
+    assert tuple(bootstrap_ratio(factor * lost, lost))[:3] == pytest.approx((factor,) * 3)
+
+
+def test_bootstrap_ratio_is_not_clipped_and_survives_a_zero_denominator():
+    over, under = bootstrap_ratio([0.4, 0.5], [0.2, 0.3]), bootstrap_ratio([-0.4, -0.5], [0.2, 0.3])
+    assert over.low > 1 and under.high < 0
+    with np.errstate(all="raise"):  # a quarter of the resamples is each of 1 / 0 and 1 / 1
+        got = bootstrap_ratio([1.0, 1.0], [0.0, 1.0])
+        assert got == (2.0, 1.0, math.inf, 2)
+        assert bootstrap_ratio([-1.0, -1.0], [-0.0, 1.0]) == (-2.0, -math.inf, -1.0, 2)
+        assert bootstrap_ratio([1.0, -1.0], [0.0, 0.0])[1:] == (-math.inf, math.inf, 2)
+        assert bootstrap_ratio([0.0, 0.6], [0.0, 0.2])[:3] == pytest.approx((3, 3, 3))  # 0 over 0 says nothing
+        none = bootstrap_ratio([0.0, 0.0], [0.0, 0.0])
+    assert all(map(math.isnan, none[:3])) and none.n == 2
+
+
+def test_bootstrap_ratio_refuses_bad_input():
+    with pytest.raises(ValueError, match="numerator is empty"):
+        bootstrap_ratio([], [])
+    with pytest.raises(ValueError, match="denominator is empty"):
+        bootstrap_ratio([1.0], [])
+    with pytest.raises(ValueError, match="numerator has 1 values, denominator 2"):
+        bootstrap_ratio([1.0], [1.0, 2.0])
+    for bad in (NAN, math.inf):
+        with pytest.raises(ValueError, match="finite"):
+            bootstrap_ratio([1.0, 0.0], [1.0, bad])
+        with pytest.raises(ValueError, match="finite"):
+            bootstrap_ratio([1.0, bad], [1.0, 1.0])
 
 
 def test_mcnemar_equals_enumeration():
