@@ -14,7 +14,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from transformers.utils import logging
 
 from lib import BEHAVIOUR, engine
 from lib.boundary import Boundary, every, never
@@ -22,7 +21,7 @@ from lib.evaluation import Readings, read, summary
 from lib.looped import LoopedModel, build
 from lib.store import Store, key
 from lib.tasks import Instances, Task, evaluation_set, floor
-from lib.training import Recipe, Run, make_run, trained
+from lib.training import Recipe, Run, load, make_run, trained
 
 ARMS = {"no_norm": never, "with_norm": every(1)}
 
@@ -104,9 +103,8 @@ class Job:
 
 def train_and_sweep(job: Job, report=None) -> dict:
     """Train the job's run and make its sweeps unless the store has them. Returns {"model": folder, "sweeps": [folders]}."""
-    logging.disable_progress_bar()  # transformers' own, a line for every model loaded
     model = trained(job.run, job.root, report)
-    return {"model": model, "sweeps": [swept(job, model, boundary, loops) for boundary, loops in job.sweeps]}
+    return {"model": model, "sweeps": [swept(job, boundary, loops) for boundary, loops in job.sweeps]}
 
 
 def make(jobs: list[Job], workers: int | None = None, title: str = "") -> list[dict]:
@@ -132,12 +130,12 @@ def sweep_spec(job: Job, boundary: Boundary, loops: int) -> dict:
     return spec | {"torch": torch.__version__, "behaviour": BEHAVIOUR}
 
 
-def swept(job: Job, model_folder: Path, boundary: Boundary, loops: int) -> Path:
+def swept(job: Job, boundary: Boundary, loops: int) -> Path:
     """The store's folder with one sweep's readings, one file a depth: made now if it is not there yet."""
     spec = sweep_spec(job, boundary, loops)
 
     def build(folder: Path):
-        model = LoopedModel.from_pretrained(model_folder).eval().to(job.run.device)
+        model = load(job.run, job.root)
         for d_star in range(1, job.run.task.max_depth + 1):
             readings = read(model, evaluation_set(job.run.task, d_star, job.n), loops, boundary)
             np.savez(folder / f"depth_{d_star}.npz", **dataclasses.asdict(readings))

@@ -176,12 +176,13 @@ def recovery(frame: pd.DataFrame, seeds: pd.DataFrame, reported: pd.DataFrame, t
         m = m.dropna(subset="value")
         ends = [*m["low"], *m["high"], *f["value"], *paper["value"], 0, 1]
         height = alt.Scale(domain=[min(ends) - 0.05, max(ends) + 0.1], nice=False)
-        y = alt.Y("value:Q", title="recovered fraction of the loss", scale=height)
+        named = "recovered fraction of the loss"
+        y = alt.Y("value:Q", title=named, scale=height)
         base = alt.Chart(m).encode(x=x, color=colour)
         offset = f["seed"].rank(method="dense") - (f["seed"].nunique() + 1) / 2
         points = alt.Chart(f.assign(steps=f["steps"] * 1.05**offset)).mark_point(size=24, opacity=0.6)
         layers = [
-            base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", title=y.title, scale=height), y2="high:Q"),
+            base.mark_area(opacity=0.2).encode(y=alt.Y("low:Q", title=named, scale=height), y2="high:Q"),
             base.mark_line(strokeWidth=2).encode(y=y),
             points.encode(x=x, y=y, color=colour, shape=shape),
             alt.Chart(paper).mark_point(size=110, shape="cross", filled=True, stroke="black").encode(x=x, y=y, color=colour),

@@ -22,7 +22,7 @@ from lib.boundary import Boundary
 from lib.evaluation import read
 from lib.looped import LoopedModel, at_positions
 from lib.tasks import evaluation_set, training_batches
-from lib.training import Run, log, read_checkpoint, save_checkpoint, trained
+from lib.training import Run, load, log, read_checkpoint, save_checkpoint
 
 PARTS = ("head", "layer")
 CLIP = 1.0  # largest gradient norm, as in training
@@ -147,7 +147,7 @@ def refit_and_read(job: Job, report=None) -> Path:
     """The store's folder with one refit's readings.json (steps, d_star, value: accuracy), made now if it is not there yet."""
 
     def build(folder: Path):
-        model = LoopedModel.from_pretrained(trained(job.run, job.root)).eval().to(job.run.device)
+        model = load(job.run, job.root)
         task, r0 = job.run.task, model.config.loops
         tests = {d: evaluation_set(task, d, job.n) for d in range(1, task.max_depth + 1)}
         batches = training_batches(task, job.refit.batch_size, range(job.refit.batches), job.run.seed)

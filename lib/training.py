@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import torch
 import torch.nn.functional as F
+from transformers.utils import logging
 
 from lib import BEHAVIOUR, store
 from lib.config import LoopedConfig
@@ -243,3 +244,9 @@ def trained(run: Run, root: Path, report=None, checkpoint_seconds: float = 10.0)
     """The run's folder in the store at `root`, trained now (see `train`) if it is not there yet."""
     spec = run.spec()
     return store.Store(root).make(store.key(spec), spec, lambda folder: train(run, folder, report, checkpoint_seconds))
+
+
+def load(run: Run, root: Path) -> LoopedModel:
+    """The run's trained model, ready to be read, from the store at `root`; trained now if it is not there yet."""
+    logging.disable_progress_bar()  # transformers' own, a line for every model loaded
+    return LoopedModel.from_pretrained(trained(run, root)).eval().to(run.device)

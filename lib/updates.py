@@ -17,7 +17,7 @@ from lib.boundary import Boundary, never
 from lib.looped import LoopedModel, at_positions
 from lib.store import Store, key
 from lib.tasks import Instances, evaluation_set
-from lib.training import Run, trained
+from lib.training import Run, load
 
 MEASURES = ("relative", "raw_to_raw", "angle", "to_final", "angle_to_final", "input_norm")
 
@@ -129,7 +129,7 @@ def measured(job: Job, report=None) -> Path:
     """The store's folder with one measurement, an .npz a depth (see `moves`; or accuracy): made now if it is not there yet."""
 
     def build(folder: Path):
-        model = LoopedModel.from_pretrained(trained(job.run, job.root)).eval().to(job.run.device)
+        model = load(job.run, job.root)
         for d in range(1, job.run.task.max_depth + 1):
             instances = evaluation_set(job.run.task, d, job.n)
             if job.norms is None:

@@ -16,7 +16,7 @@ from lib.evaluation import read
 from lib.looped import build
 from lib.refit import PARTS, Job, Refit, free, frozen, readings, refit_and_read, refitted, states
 from lib.tasks import Task, evaluation_set, training_batches
-from lib.training import Recipe, make_run, update
+from lib.training import Recipe, load, make_run, update
 
 TASK = Task("circuit", 3, 1)
 BATCHES = training_batches(TASK, 8, range(4), 0)
@@ -123,10 +123,7 @@ def test_readings_are_the_refitted_models_accuracies_and_a_stored_refit_is_not_m
     folder = refit_and_read(job)
     found = readings(folder)
     assert list(found["steps"]) == [0, 1, 2, 6]
-    from lib.looped import LoopedModel
-    from lib.training import trained
-
-    original = LoopedModel.from_pretrained(trained(job.run, job.root)).eval()
+    original = load(job.run, job.root)
     batches = training_batches(TASK, 8, range(4), 0)
     *_, (_, at) = refitted(original, batches, every(1), job.refit)
     test = read(at, evaluation_set(TASK, 1, 16), 3, every(1))
