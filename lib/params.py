@@ -164,12 +164,24 @@ def _possible(name: str, values: dict) -> None:
                 if (size := stratum_size(run.task, d)) < 10 * values["n_test"]:
                     most = size // 10
                     raise ValueError(f"n_test is {values['n_test']}: depth {d} has {size} instances, so at most {most}")
+            if "refit_lr" in values:
+                _refits(values)
         except ValueError as error:
             raise ParamsError(f"{name}, {task}: {error}.") from None
         if values["warmup"] >= values[f"{task}_steps"]:
             raise ParamsError(
                 f"{name}: warmup is {values['warmup']}: it must be below {task}_steps, {values[f'{task}_steps']}."
             )
+
+
+def _refits(values: dict) -> None:
+    """Raises ValueError when the refits that the values describe are impossible."""
+    from lib.refit import PARTS, Refit  # see _possible
+
+    for part in PARTS:
+        Refit(part, tuple(values[f"refit_steps_{part}"]), values["refit_lr"], values["refit_batches"], values["batch_size"])
+    if values["core"] < 2:
+        raise ValueError("core is 1: the last of several looped layers is refitted, so it must be at least 2")
 
 
 def _sentence(error: dict, given: dict, schema: dict) -> str:

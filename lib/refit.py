@@ -43,9 +43,7 @@ class Refit:
         if self.part not in PARTS:
             raise ValueError(f"part is {self.part!r}: it must be one of {', '.join(PARTS)}")
         if not self.steps or list(self.steps) != sorted(set(self.steps)) or self.steps[0] < 1:
-            raise ValueError(
-                f"steps is {list(self.steps)}: it must be whole numbers from 1 up, each larger than the one before"
-            )
+            raise ValueError(f"steps is {list(self.steps)}: it must be whole numbers from 1 up, in rising order")
         if self.lr <= 0 or self.batches < 1 or self.batch_size < 1:
             raise ValueError("lr must be above 0, batches and batch_size at least 1")
 

@@ -139,8 +139,7 @@ floors = experiment.floor_table([experiment.task_of(p, task) for task in tasks],
 # %% [markdown]
 # ## Accuracy after refitting
 
-# %%
-with_intact = [refits.assign(arm=refits["part"]).rename(columns={"steps": "K"})]
+# %% tags=["nbval-ignore-output"]
 mean = refits.groupby(["task", "direction", "part", "steps"])["value"].mean().unstack("steps").round(3)
 mean.insert(0, "intact", [intact[(intact["task"] == t) & (intact["direction"] == d)]["value"].mean() for t, d, _ in mean.index])
 mean

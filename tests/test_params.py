@@ -1,5 +1,7 @@
 """Parameter files: every committed one fits its notebook, and every kind of mistake is one sentence."""
 
+import itertools
+
 import pytest
 import torch
 import yaml
@@ -24,12 +26,71 @@ def test_smoke_is_the_notebooks_defaults(notebook):
     assert params.load(notebook, "smoke") == {k: yaml.safe_load(v["default"]) for k, v in schema.items()}
 
 
-@pytest.mark.parametrize("path", sorted((paths.params() / NOTEBOOK).glob("*.yaml")), ids=lambda p: p.stem)
-def test_every_scale_of_4_3_makes_possible_runs(path):
-    p = params.load(NOTEBOOK, path.stem)
+TRAINING = [path for path in FILES if "seeds" in params.load(path.parent.name, path.stem)]
+
+
+@pytest.mark.parametrize("path", TRAINING, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_every_scale_makes_possible_runs(path):
+    p = params.load(path.parent.name, path.stem)
     for task in p["tasks"]:
-        for arm in experiment.ARMS:
-            assert experiment.arm_run(p, task, arm, 0).config().loops == p["r0"]
+        for make in experiment.kinds(p, task).values():
+            config = make(0).config()
+            assert config.loops * config.core == p["r0"] * p["core"]
+
+
+@pytest.mark.parametrize("scale", ["smoke", "laptop", "overnight", "paper"])
+def test_nothing_is_trained_twice(scale):
+    """The models that other notebooks share with section 4.3 have the same runs, so that the store serves them."""
+    known = params.load(NOTEBOOK, scale)
+    damping, readout, over = (params.load(n, scale) for n in ("beyond_damping", "beyond_readout_axis", "4_5_overshoot"))
+
+    def key(run):
+        return run.config().to_dict(), run.recipe, run.task, run.seed
+
+    assert damping == known
+    for task, arm in itertools.product(known["tasks"], experiment.ARMS):
+        run = experiment.arm_run(known, task, arm, 0)
+        if task in readout["tasks"]:
+            assert key(experiment.arm_run(readout, task, arm, 0)) == key(run)
+            assert key(experiment.arm_run(readout, task, arm, 0, "raw")) != key(run)
+        if arm == "no_norm":
+            assert key(experiment.split_run(over, task, next(iter(experiment.splits(over))), 0)) == key(run)
+    if known["device"] == "cpu":
+        assert (
+            experiment.arm_run(readout, "circuit", "no_norm", 0).spec()
+            == experiment.arm_run(known, "circuit", "no_norm", 0).spec()
+        )
+
+
+def test_splits_share_one_total_and_odd_budgets_are_refused():
+    p = params.load("4_5_overshoot", "paper")
+    assert experiment.splits(p) == {"4x6": 4, "2x12": 2, "1x24": 1}
+    for r0 in (1, 2, 5):
+        with pytest.raises(ValueError, match=f"r0 is {r0}: it must be even and at least 4"):
+            experiment.splits(p | {"r0": r0})
+
+
+@pytest.mark.parametrize(
+    "notebook, change, parts",
+    [
+        ("4_4_refit", {"core": 1}, ["core is 1", "at least 2"]),
+        ("4_4_refit", {"refit_steps_head": [10, 3]}, ["steps is [10, 3]", "rising"]),
+        ("4_4_refit", {"refit_steps_layer": []}, ["refit_steps_layer"]),
+        ("4_4_refit", {"refit_lr": 0.0}, ["refit_lr", "greater than 0"]),
+        ("4_5_overshoot", {"r0": 3}, ["r0 is 3", "even"]),
+        ("4_5_overshoot", {"circuit_lr": [1.0e-3]}, ["circuit_lr has 1 rates", "4x1, 2x2, 1x4"]),
+        ("4_5_overshoot", {"hops_lr": [1.0e-3, 1.0e-3, -1.0]}, ["hops_lr", "greater than 0"]),
+        ("beyond_readout_axis", {"circuit_lr_no_norm_raw": "fast"}, ["circuit_lr_no_norm_raw", "'fast'", "float"]),
+    ],
+)
+def test_a_mistake_in_the_other_notebooks_files_is_one_sentence(tmp_path, notebook, change, parts):
+    schema = params.notebook_parameters(paths.notebooks() / f"{notebook}.py")
+    path = tmp_path / "smoke.yaml"
+    path.write_text(yaml.safe_dump(params.load(notebook, "smoke") | change), encoding="utf-8")
+    with pytest.raises(params.ParamsError) as caught:
+        params.check(path, schema)
+    said = str(caught.value)
+    assert "\n" not in said and "smoke.yaml" in said and all(part in said for part in parts), said
 
 
 def test_the_paper_scale_has_the_papers_size():
@@ -119,7 +180,7 @@ def test_a_number_that_yaml_reads_as_text_is_told_how_to_be_written(tmp_path):
 
 
 def test_an_unknown_scale_and_arm_are_one_sentence():
-    with pytest.raises(params.ParamsError, match="scale is 'huge': it must be one of smoke, laptop, paper"):
+    with pytest.raises(params.ParamsError, match="scale is 'huge': it must be one of smoke, laptop, overnight, paper"):
         params.load(NOTEBOOK, "huge")
     with pytest.raises(params.ParamsError, match="nowhere has no laptop scale: params/nowhere/ holds nothing"):
         params.load("nowhere", "laptop")

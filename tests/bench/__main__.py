@@ -2,11 +2,12 @@
 
 import json
 import time
+from unittest import mock
 
 import numpy as np
 import torch
 
-from lib import experiment, looped, params, paths, stats
+from lib import experiment, fused, looped, params, paths, refit, stats
 from lib.boundary import every
 from lib.evaluation import sweep
 from lib.results import hardware
@@ -75,6 +76,46 @@ def batch_row(p: dict, family: str) -> dict:
     return row(f"making a {family} batch", share, "% of a step", "a laptop training step", "under 5")
 
 
+def training_row(p: dict, family: str) -> dict:
+    """A training step by torch's own operations, one after the other, against the step as it is (`lib.fused`)."""
+    run = experiment.arm_run(p, family, "no_norm", 0)
+    batch = training_batches(run.task, run.recipe.batch_size, range(1), 0)[0]
+
+    def step_of():
+        model = looped.build(run.config(), 0)
+        opts = optimizers(model, run.recipe)
+        return lambda: update(model, opts, batch, run.recipe, p["r0"], 0.01)
+
+    quick, plain = step_of(), step_of()
+
+    def plainly():
+        with mock.patch.object(fused, "suits", lambda *_: False):
+            plain()
+
+    ratios = paired(plainly, quick, 60, warm=5)
+    return row(f"{family} training step, plain", ratios, "times", "the step as it is", "above 1")
+
+
+def refit_row() -> dict:
+    """Refitting the head for 300 steps, its states included, against the whole training of the model."""
+    p = params.load("4_4_refit", "laptop")
+    run = experiment.arm_run(p, "circuit", "no_norm", 0)
+    model, some = looped.build(run.config(), 0), 20
+    opts = optimizers(model, run.recipe)
+    batches = training_batches(run.task, p["batch_size"], range(p["refit_batches"]), 0)
+    how = refit.Refit("head", (300,), p["refit_lr"], p["refit_batches"], p["batch_size"])
+
+    def refitted():
+        *_, _ = refit.refitted(model, batches, every(1), how)
+
+    def train():
+        for batch in batches[:some]:
+            update(model, opts, batch, run.recipe, p["r0"], 0.01)
+
+    share = 100 * paired(refitted, train, 7, warm=1) * some / run.recipe.steps
+    return row("refitting a head, 300 steps", share, "% of a training", "the model's own training", "under 5")
+
+
 def rank_test_row() -> dict:
     """The exact rank test at the paper's 16 seeds against 16, with ties."""
     rng = np.random.default_rng(0)
@@ -87,7 +128,9 @@ def main() -> None:
     """Measure everything on one thread."""
     torch.set_num_threads(1)
     p = params.load("4_3_scratch_training", "laptop")
-    rows = [*sweep_rows(p), *(batch_row(p, family) for family in ("circuit", "hops")), rank_test_row()]
+    families = ("circuit", "hops")
+    rows = [*(training_row(p, family) for family in families), *sweep_rows(p)]
+    rows += [*(batch_row(p, family) for family in families), refit_row(), rank_test_row()]
     machine = hardware()
     result = {"machine": f"{machine['processor']}, {machine['cores']} cores, one thread", "rows": rows}
     for r in rows:
