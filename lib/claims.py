@@ -25,7 +25,7 @@ NOT_BUILT = "not built yet"
 SCALES = ("paper", "overnight", "laptop")  # highest first; smoke never speaks for the replication
 TAKES = {
     "released": "the published weights",
-    "19M": "16 seeds an arm of models with 19M parameters on a GPU",
+    "19M": "{seeds} seeds an arm of models from 19M parameters on a GPU",
     "pretrain": "pretraining runs of 730M to 8B parameters, or their published checkpoints",
 }
 
@@ -180,7 +180,8 @@ def judge_value(claim: dict, ours, at_paper_scale: bool, n: int, reason: str = "
 
     if not at_paper_scale:
         see = f"; the direction is judged as {claim['see']}" if claim.get("see") else ""
-        return judged("out_of_reach", f"takes {TAKES[claim['paper_scale']]}{see}")
+        takes = TAKES[claim["paper_scale"]].format(seeds=claim.get("seeds", 16))
+        return judged("out_of_reach", f"takes {takes}{see}")
     slack = 0.05 if claim["paper_scale"] == "released" else 0.02
     missing = []
     for label, metric, paper, measured in entries:

@@ -159,7 +159,9 @@ def steps(frame: pd.DataFrame, measures: dict[str, str], r0: int, title: str = "
     return _style(alt.hconcat(*panels).properties(title=title))
 
 
-def recovery(frame: pd.DataFrame, seeds: pd.DataFrame, reported: pd.DataFrame, title: str = "") -> alt.TopLevelMixin:
+def recovery(
+    frame: pd.DataFrame, seeds: pd.DataFrame, reported: pd.DataFrame, title: str = "crosses: reported by the paper"
+) -> alt.TopLevelMixin:
     """Recovered fraction against refit steps (log), a panel a value of `panel`, a line a part: interval, seeds, paper's points.
 
     frame: panel, arm (head, layer), steps, value, low, high; seeds: panel, arm, steps, seed, value; reported: panel, arm, steps

@@ -119,7 +119,7 @@ def test_away_from_the_papers_scale_a_value_says_what_it_takes(rules):
     assert got.verdict == "out_of_reach" and got.n == 8
     assert got.ours == "0.700, 0.900, 0.900, 0.900, 0.800"
     assert got.reason == (
-        "takes 16 seeds an arm of models with 19M parameters on a GPU; "
+        "takes 16 seeds an arm of models from 19M parameters on a GPU; "
         "the direction is judged as no_norm_extrapolates_better; 8 seeds"
     )
     assert "published weights" in judge_value(rules["hops_asis_peak"], [0.2, 0.1], False, 3).reason
