@@ -67,7 +67,7 @@ def means(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 
 def against_loops(
     frame: pd.DataFrame,
-    y: str,
+    y: str | dict[str, str],
     r0: int,
     panel: str = "task",
     floors: pd.DataFrame | None = None,
@@ -78,8 +78,9 @@ def against_loops(
 ) -> alt.TopLevelMixin:
     """A measure against the loop count K (log2), one panel a value of `panel`: mean, interval, seed points, r0, floor.
 
-    A diverged seed (NaN) counts as accuracy 0 and has no place on a log axis. frame: arm, seed, K, value and `panel`;
-    floors: `panel`, value. Seed points stand at `points_at` (default: powers of two).
+    y: the measure's name and unit, or one for each panel. A diverged seed (NaN) counts as accuracy 0 and has no place on a log
+    axis. frame: arm, seed, K, value and `panel`; floors: `panel`, value. Seed points stand at `points_at` (default: powers of
+    two).
     """
     counts = points_at or [2**i for i in range(12) if 2**i <= frame["K"].max()]
     frame = _labelled(frame)
@@ -88,15 +89,18 @@ def against_loops(
     colour, shape = _arms(frame)
     x = _loops(counts, "loop count K")
     scale = alt.Scale(type="log") if log_y else alt.Scale(domain=[0, 1.1], nice=False)
-    value = alt.Y("value:Q", title=y, scale=scale)
     panels = []
     for name in frame[panel].unique():
+        named = y[name] if isinstance(y, dict) else y
+        value = alt.Y("value:Q", title=named, scale=scale)
         m, f = mean[mean[panel] == name], frame[(frame[panel] == name) & frame["K"].isin(counts)]
         # seeds side by side, so that equal values do not hide each other
         offset = f["seed"].rank(method="dense") - (f["seed"].nunique() + 1) / 2
         f = f.assign(K=f["K"] * 2 ** (offset * 0.03))
         layers = [
-            alt.Chart(m).mark_area(opacity=0.2).encode(x=x, y=alt.Y("low:Q", title=y, scale=scale), y2="high:Q", color=colour),
+            alt.Chart(m)
+            .mark_area(opacity=0.2)
+            .encode(x=x, y=alt.Y("low:Q", title=named, scale=scale), y2="high:Q", color=colour),
             alt.Chart(m).mark_line(strokeWidth=2).encode(x=x, y=value, color=colour),
             alt.Chart(f).mark_point(size=28, opacity=0.7).encode(x=x, y=value, color=colour, shape=shape),
             _mark(pd.DataFrame({"K": [r0], "text": [f"trained, K = {r0}"]}), "x"),

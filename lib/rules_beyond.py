@@ -90,15 +90,15 @@ def interaction(first_pair, second_pair, seed: int = 0, resamples: int = 10_000)
     return stats.Interval(value, float(low), float(high), n)
 
 
-def update_and_loss(updates: pd.DataFrame, accuracy: pd.DataFrame, r0: int) -> pd.DataFrame:
-    """A row per model on circuit: arm, seed, update at 8 r0, and accuracy lost from r0 to 8 r0; NaN if it diverged.
+def update_and_loss(updates: pd.DataFrame, accuracy: pd.DataFrame, r0: int, task: str = "circuit") -> pd.DataFrame:
+    """A row per model on a task: arm, seed, update at 8 r0, and accuracy lost from r0 to 8 r0; NaN if it diverged.
 
     Raises ValueError where the tables do not hold the same seeds.
     """
     rows = []
     for arm in ARMS:
-        moved = by_seed(updates, task="circuit", arm=arm, K=8 * r0).replace([np.inf, -np.inf], np.nan)
-        own, beyond = (by_seed(accuracy, task="circuit", arm=arm, K=K) for K in (r0, 8 * r0))
+        moved = by_seed(updates, task=task, arm=arm, K=8 * r0).replace([np.inf, -np.inf], np.nan)
+        own, beyond = (by_seed(accuracy, task=task, arm=arm, K=K) for K in (r0, 8 * r0))
         if not (moved.index.equals(own.index) and own.index.equals(beyond.index)):
             raise ValueError(f"updates of {arm} are of seeds {list(moved.index)}, accuracy of {list(own.index)}")
         rows.append(pd.DataFrame({"arm": arm, "seed": moved.index, "update": moved, "lost": own - beyond}))

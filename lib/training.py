@@ -242,11 +242,11 @@ def log(folder: Path, line: str) -> None:
 
 def trained(run: Run, root: Path, report=None, checkpoint_seconds: float = 10.0) -> Path:
     """The run's folder in the store at `root`, trained now (see `train`) if it is not there yet."""
+    logging.disable_progress_bar()  # transformers' own, a line for every model written or read
     spec = run.spec()
     return store.Store(root).make(store.key(spec), spec, lambda folder: train(run, folder, report, checkpoint_seconds))
 
 
 def load(run: Run, root: Path) -> LoopedModel:
     """The run's trained model, ready to be read, from the store at `root`; trained now if it is not there yet."""
-    logging.disable_progress_bar()  # transformers' own, a line for every model loaded
     return LoopedModel.from_pretrained(trained(run, root)).eval().to(run.device)

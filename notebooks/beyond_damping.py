@@ -112,17 +112,19 @@ out.chart(plots.against_loops(relative, "relative update ||R(u) - u|| / ||u||", 
 
 # %%
 MEASURES = {
-    "raw_to_raw": "raw to raw: ||z' - z|| / ||z||",
-    "angle": "angle between u and R(u), degrees",
-    "to_final": "distance to the last state, relative",
-    "angle_to_final": "angle to the last state, degrees",
+    "raw to raw": ("raw_to_raw", "||z' - z|| / ||z||, z the raw state"),
+    "angle of a step": ("angle", "degrees between u and R(u)"),
+    "distance to the last state": ("to_final", "||z - z_last|| / ||z_last||"),
+    "angle to the last state": ("angle_to_final", "degrees between z and z_last"),
 }
-first = steps[(steps["task"] == tasks[0]) & steps["metric"].isin(MEASURES)]
-first = first[first["value"] > 0].assign(panel=first["metric"].map(MEASURES))
-for names in (("raw_to_raw", "angle"), ("to_final", "angle_to_final")):
-    shown = first[first["metric"].isin(names)]
-    chart = plots.against_loops(shown, "see the panel's title", r0, panel="panel", log_y=True, title=tasks[0])
-    display(out.chart(chart, "_and_".join(names)))
+names = {metric: panel for panel, (metric, _) in MEASURES.items()}
+shown = steps[(steps["task"] == tasks[0]) & steps["metric"].isin(names) & (steps["value"] > 0)]
+shown = shown.assign(panel=shown["metric"].map(names))
+for pair in (list(MEASURES)[:2], list(MEASURES)[2:]):
+    titles = {panel: MEASURES[panel][1] for panel in pair}
+    part = shown[shown["panel"].isin(pair)]
+    chart = plots.against_loops(part, titles, r0, panel="panel", log_y=True, title=tasks[0])
+    display(out.chart(chart, "_and_".join(MEASURES[panel][0] for panel in pair)))
 
 # %% [markdown]
 # ## Does it predict what is lost?
@@ -131,9 +133,7 @@ for names in (("raw_to_raw", "angle"), ("to_final", "angle_to_final")):
 # may come from the arms' difference alone, so it is given inside each arm too.
 
 # %%
-models = pd.concat(
-    rules_beyond.update_and_loss(*(t[t["task"] == task] for t in (relative, accuracy)), r0).assign(task=task) for task in tasks
-)
+models = pd.concat(rules_beyond.update_and_loss(relative, accuracy, r0, task).assign(task=task) for task in tasks)
 shown = models.rename(columns={"update": "x", "lost": "value"}).dropna(subset=["x", "value"])
 out.chart(plots.scatter(shown, "relative update at 8 r0", "accuracy lost, r0 to 8 r0"), "update_against_loss")
 
@@ -163,6 +163,8 @@ other_arm = {"no_norm": "with_norm", "with_norm": "no_norm"}
 scaled_cells, scaled_jobs = [], []
 for cell, job in zip(cells, jobs, strict=True):
     target = tuple(round(float(v), 6) for v in lengths[cell["task"], other_arm[cell["arm"]]].sort_index())
+    if not np.isfinite(target).all():  # every seed of the other arm diverged
+        continue
     for start, when in ((r0, f"other arm's length beyond r0 = {r0}"), (1, "other arm's length from step 2")):
         scaled_cells.append(cell | {"run": when})
         scaled_jobs.append(updates.Job(job.run, job.sweeps[0][0], 8 * r0, n_test, paths.runs(), target, start))
