@@ -225,5 +225,5 @@ before = rescaled[(rescaled["K"] == r0) & rescaled["run"].isin(["own length", f"
 assert (before.groupby(["task", "arm", "seed"])["value"].agg(np.ptp) < 0.02).all(), "up to r0 nothing is rescaled"
 for name in ("steps", "models", "rescaled", "effect", "floors"):
     out.table(globals()[name], name)
-figures = {"models": 0, "read": len(made), "diverged": len(lost_models)}
+figures = {"models": 0, "models of section 4.3": len(made), "diverged": len(lost_models)}
 folder = out.finish(p, judgements, figures)
