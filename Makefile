@@ -15,7 +15,7 @@ READ_PROJECT = import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' Makefile
 
-replicate: .venv/.installed  ## run the notebooks; SCALE=smoke, laptop or paper, ONLY="name ..." for some
+replicate: .venv/.installed  ## run the notebooks; SCALE=smoke, laptop, overnight or paper, ONLY="name ..." for some
 	@$(IN) lib run --scale $(SCALE) $(if $(ONLY),--only $(ONLY))
 
 test: .venv/.installed  ## lint, format and all tests

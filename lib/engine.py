@@ -107,6 +107,15 @@ def map_local(
     return [results[i] for i in range(len(specs))]
 
 
+def map_missing(function: Callable, specs: Sequence, find: Callable, workers: int | None = None, title: str = "") -> list:
+    """`map_local`, but a spec whose result find(spec) already has is only looked up: when all are, no process starts."""
+    made = [find(spec) for spec in specs]
+    missing = [i for i, found in enumerate(made) if found is None]
+    for i, result in zip(missing, map_local(function, [specs[i] for i in missing], workers, title), strict=True):
+        made[i] = result
+    return made
+
+
 @dataclass
 class _Worker:
     process: multiprocessing.Process

@@ -109,11 +109,7 @@ def train_and_sweep(job: Job, report=None) -> dict:
 
 def make(jobs: list[Job], workers: int | None = None, title: str = "") -> list[dict]:
     """`train_and_sweep` of every job, in worker processes; jobs that the store holds whole are only looked up."""
-    made = [stored(job) for job in jobs]
-    missing = [i for i, found in enumerate(made) if found is None]
-    for i, result in zip(missing, engine.map_local(train_and_sweep, [jobs[i] for i in missing], workers, title), strict=True):
-        made[i] = result
-    return made
+    return engine.map_missing(train_and_sweep, jobs, stored, workers, title)
 
 
 def stored(job: Job) -> dict | None:

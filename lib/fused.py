@@ -10,15 +10,16 @@ Shapes: B batch, T tokens, D d_model, H heads, E = D / H channels a head, O outp
 import math
 
 import torch
+from torch.autograd.function import once_differentiable
 
 LONGEST = 64  # tokens; beyond it the (T, T) weights that attention keeps outgrow what it saves
 
 
 def suits(x: torch.Tensor, context) -> bool:
-    """Whether a pass over x (B, T, D) may use these functions: short rows without padding, in full precision, on a CPU."""
-    return (
-        x.device.type == "cpu" and x.shape[1] <= LONGEST and context.mask is None and x.dtype in (torch.float32, torch.float64)
-    )
+    """Whether a pass over x (B, T, D) may use these functions: short rows without padding, in full precision, on a CPU, and
+    not under autocast, which would choose another precision for each product."""
+    full = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
+    return full and x.device.type == "cpu" and x.shape[1] <= LONGEST and context.mask is None
 
 
 class NormLinear(torch.autograd.Function):
@@ -34,6 +35,7 @@ class NormLinear(torch.autograd.Function):
         return torch.mm(normed, matrix.t()).view(*x.shape[:-1], -1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
         """Gradients of the forward's arguments."""
         normed, scale, matrix = ctx.saved_tensors
@@ -64,6 +66,7 @@ class Attend(torch.autograd.Function):
         return torch.bmm(weights, v).view(B, H, T, -1).transpose(1, 2).reshape(B, T, -1)
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
         """Gradients of the forward's arguments."""
         parts, weights, turns = ctx.saved_tensors
@@ -106,6 +109,7 @@ class SwiGLU(torch.autograd.Function):
         return silu * up
 
     @staticmethod
+    @once_differentiable
     def backward(ctx, grad):
         """Gradients of the forward's arguments."""
         x, sigmoid, silu = ctx.saved_tensors
@@ -129,15 +133,27 @@ def prepare(context, n_heads: int, d_model: int) -> None:
     context.order = torch.cat((pairs, d_model + pairs, 2 * d_model + torch.arange(d_model)))
 
 
+def folded(layer, context) -> tuple[torch.Tensor, torch.Tensor]:
+    """The layer's first matrices with the gains of their norms in them, made once a pass: the loop comes by again.
+
+    A context that is used once more, after the weights have changed or with gradients wanted, gets them afresh.
+    """
+    sources = layer.attention.qkv, layer.attention_norm, layer.feed_forward.gate_up, layer.feed_forward_norm
+    state = torch.is_grad_enabled(), *(source.weight._version for source in sources)
+    known, *matrices = context.folded.get(layer, (None,))
+    if known != state:
+        qkv, attention_norm, gate_up, feed_forward_norm = (source.weight for source in sources)
+        matrices = (qkv * attention_norm)[context.order], gate_up * feed_forward_norm
+        context.folded[layer] = state, *matrices
+    return tuple(matrices)
+
+
 def block(x: torch.Tensor, layer, context) -> torch.Tensor:
     """One `layers.Block` on x (B, T, D) -> (B, T, D)."""
     attention, feed_forward = layer.attention, layer.feed_forward
     if context.turns is None:
         prepare(context, attention.n_heads, x.shape[-1])
-    if layer not in context.folded:  # once a pass: the loop comes by again
-        qkv = (attention.qkv.weight * layer.attention_norm.weight)[context.order]
-        context.folded[layer] = qkv, feed_forward.gate_up.weight * layer.feed_forward_norm.weight
-    qkv, gate_up = context.folded[layer]
+    qkv, gate_up = folded(layer, context)
     seen = Attend.apply(NormLinear.apply(x, qkv, layer.attention_norm.eps), context.turns, context.causal)
     x = x + layer.attention_branch_norm(attention.o(seen))
     hidden = SwiGLU.apply(NormLinear.apply(x, gate_up, layer.feed_forward_norm.eps))

@@ -14,9 +14,9 @@ LABELS = {
     "layer": "last layer and head",
     "head": "head alone",
 }
-# Okabe and Ito's blue, vermillion, green and purple, in this order; a name without a label is its own
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7")
-SHAPES = ("circle", "triangle-up", "square", "diamond")
+# Okabe and Ito's blue, vermillion, green, purple and sky blue, in this order; a name without a label is its own
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")
+SHAPES = ("circle", "triangle-up", "square", "diamond", "triangle-down")
 FONT = 13
 
 

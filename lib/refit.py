@@ -1,7 +1,8 @@
 """Refitting the readout, or the last layer with it, over a loop that was changed and frozen (contract paper, section 4.4).
 
-Two parts may move: "head", the unembedding and the readout's norm; "layer", the last layer of the core with the head. Where the
-boundary uses the readout's norm it keeps a frozen copy, so that refitting the readout does not change the loop.
+Two parts may move: "head", the unembedding and the readout's norm; "layer", the last layer of the core with the head. That
+layer is applied at every loop step, so refitting it refits a part of the loop; the rest stays frozen. Where the boundary uses
+the readout's norm it keeps a frozen copy, so that refitting the readout does not change the loop.
 Shapes: B batch, A answers, D d_model, V vocabulary.
 """
 
@@ -162,6 +163,11 @@ def refit_and_read(job: Job, report=None) -> Path:
 
     spec = job.spec()
     return store.Store(job.root).make(store.key(spec), spec, build)
+
+
+def stored(job: Job) -> Path | None:
+    """What `refit_and_read` returns, if the store has it."""
+    return store.Store(job.root).find(store.key(job.spec()))
 
 
 def readings(folder: Path) -> pd.DataFrame:

@@ -101,6 +101,11 @@ def cell_text(cell: dict) -> str:
     return f"{cell['value']:+.2f}{ends}{delta}"
 
 
+def few(n: int) -> list[str]:
+    """What is said where intervals over fewer than 8 seeds decide."""
+    return [f"n = {n}, below {ENOUGH}: bootstrap intervals of so few are too narrow"] if n < ENOUGH else []
+
+
 def judged(verdict: str, ours: str, head: dict, points: list[dict], notes=(), enough: int = ENOUGH) -> Judgement:
     """The judgement whose interval is that of the cell `head`; n is the smallest of the tested cells.
 

@@ -11,7 +11,6 @@ would be a perfectly settled state. Cells are the dicts of `claims.point`.
 
 import numpy as np
 import pandas as pd
-from scipy.stats import rankdata
 
 from lib import stats
 from lib.claims import Judgement, point
@@ -35,61 +34,6 @@ READOUTS = ("normalised", "raw")
 TRAINED = 0.95  # an arm whose mean at r0 is lower has not learned the task
 
 
-def _resampled(size: int, rng: np.random.Generator, resamples: int) -> np.ndarray:
-    """Indices (resamples, size) of units drawn with replacement."""
-    return rng.integers(size, size=(resamples, size))
-
-
-def _spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
-    """Spearman's correlation of each row, x and y (rows, n) -> (rows,); NaN where a row has no variance."""
-    x, y = (ranks - ranks.mean(axis=1, keepdims=True) for ranks in (rankdata(x, axis=1), rankdata(y, axis=1)))
-    scale = np.sqrt((x**2).sum(axis=1) * (y**2).sum(axis=1))  # exactly 0 without variance, midranks being halves
-    return np.clip((x * y).sum(axis=1) / np.where(scale > 0, scale, np.nan), -1, 1)
-
-
-def rank_correlation(x, y, group, seed: int = 0, resamples: int = 10_000) -> stats.Interval:
-    """Spearman's rank correlation of x (n,) and y (n,) with a 95 % percentile bootstrap interval.
-
-    Units are drawn with replacement within each group, group (n,), so that every resample has the design; one
-    without variance is left out. No interval (low = high = nan) with fewer than 3 units, where it is 1 or -1 by
-    construction, or with a group of one; no value without variance.
-    Davison and Hinkley, Bootstrap Methods and their Application (1997), section 3.2 on stratified resampling.
-    Raises ValueError on empty, unequal or NaN input.
-    """
-    x, y, group = np.asarray(x, dtype=float).ravel(), np.asarray(y, dtype=float).ravel(), np.asarray(group).ravel()
-    if not x.size == y.size == group.size > 0:
-        raise ValueError(f"x has {x.size} values, y {y.size}, group {group.size}: equal numbers above 0 are needed")
-    if np.isnan(x).any() or np.isnan(y).any():
-        raise ValueError("x or y has a NaN: leave diverged models out")
-    (value,) = _spearman(x[None], y[None])
-    members = [np.flatnonzero(group == name) for name in np.unique(group)]
-    if x.size < 3 or np.isnan(value) or min(map(len, members)) == 1:
-        return stats.Interval(float(value), np.nan, np.nan, x.size)
-    rng = np.random.default_rng(seed)
-    drawn = np.concatenate([units[_resampled(units.size, rng, resamples)] for units in members], axis=1)
-    low, high = np.nanpercentile(_spearman(x[drawn], y[drawn]), [2.5, 97.5])
-    return stats.Interval(float(value), float(low), float(high), x.size)
-
-
-def interaction(first_pair, second_pair, seed: int = 0, resamples: int = 10_000) -> stats.Interval:
-    """Difference of means of the first pair minus that of the second, with a 95 % percentile bootstrap interval.
-
-    The four groups (n_i,) are resampled independently; NaN counts as 0; n is the smallest group's size; a group
-    of one gives low = high = nan. Raises ValueError on an empty group.
-    """
-    groups = [np.nan_to_num(np.asarray(values, dtype=float), nan=0.0) for values in (*first_pair, *second_pair)]
-    n = min(values.size for values in groups)
-    if n == 0:
-        raise ValueError("a group is empty: at least one value is needed")
-    signs, rng = (1, -1, -1, 1), np.random.default_rng(seed)
-    value = float(sum(sign * values.mean() for sign, values in zip(signs, groups, strict=True)))
-    if n == 1:
-        return stats.Interval(value, np.nan, np.nan, 1)
-    draws = [values[_resampled(values.size, rng, resamples)].mean(axis=1) for values in groups]
-    low, high = np.percentile(sum(s * d for s, d in zip(signs, draws, strict=True)), [2.5, 97.5])
-    return stats.Interval(value, float(low), float(high), n)
-
-
 def update_and_loss(updates: pd.DataFrame, accuracy: pd.DataFrame, r0: int, task: str = "circuit") -> pd.DataFrame:
     """A row per model on a task: arm, seed, update at 8 r0, and accuracy lost from r0 to 8 r0; NaN if it diverged.
 
@@ -109,7 +53,7 @@ def _correlation_cell(models: pd.DataFrame, arms, **keys) -> dict:
     """The cell of update against accuracy lost over the arms' models, empty when an arm has none."""
     chosen = models[models["arm"].isin(arms)]
     full = set(chosen["arm"]) == set(arms)
-    found = rank_correlation(chosen["update"], chosen["lost"], chosen["arm"])._asdict() if full else {"n": len(chosen)}
+    found = stats.rank_correlation(chosen["update"], chosen["lost"], chosen["arm"])._asdict() if full else {"n": len(chosen)}
     return point("damping", task="circuit", **keys, **found)
 
 
@@ -161,7 +105,7 @@ def readout_axis(accuracy, floors, r0) -> Judgement:
     arms = [arm for pair in pairs for arm in pair]
     values = [[by_seed(table, task="circuit", arm=arm, K=last) for arm in pair] for pair in pairs]
     named = {"task": "circuit", "arm": f"{' - '.join(ARMS)}, {' - '.join(READOUTS)} readout", "K": last}
-    cell = point(id, **named, **interaction(*values)._asdict())
+    cell = point(id, **named, **stats.bootstrap_interaction(*values)._asdict())
     simple = [contrasts(id, table, [("circuit", last)], pair)[0] for pair in pairs]
     for one, readout, p in zip(simple, READOUTS, stats.holm([one["p_raw"] for one in simple]), strict=True):
         one |= {"arm": f"{' - '.join(ARMS)}, {readout} readout", "p_holm": float(p)}

@@ -3,12 +3,13 @@
 One function per claim or shape of claim; the rule's text is in params/claims.yaml. `splits` holds the r0 of the three splits
 of one total of executed layers, the most looped first and the stack last; overshoot is K / r0. Tables are long:
 accuracy    task, arm (a split), seed, K, d_star ("all" or a depth), value
-flops       arm, K, value: counted block FLOPs of one forward pass, K = r0 x OVERSHOOTS
+flops       task, arm, K, value: counted block FLOPs of one sequence, K = r0 x OVERSHOOTS
 floors      task, d_star, value: the no-skill accuracy
 A diverged seed's value is NaN. A gap is most looped minus another split; the reduction of the gap to the stack from equal K
 to overshoot 8 is the stack's own fall, as the most looped split is at the same K in both. Cells are as in `claims.point`.
 """
 
+import itertools
 from dataclasses import replace
 
 from lib import claims, stats
@@ -130,28 +131,33 @@ def loop_advantage_at_matched_overshoot(accuracy, splits, floors) -> Judgement:
 
 def matched_overshoot_is_equal_compute(splits, flops) -> Judgement:
     """Counted block FLOPs of all splits are equal at each equal overshoot; ValueError on an absent count."""
-    id, points, unequal = "matched_overshoot_is_equal_compute", [], {}
-    for overshoot in OVERSHOOTS:
+    id, points, unequal, largest = "matched_overshoot_is_equal_compute", [], {}, {}
+    for task, overshoot in itertools.product(dict.fromkeys(flops["task"]), OVERSHOOTS):
         counts = {}
         for arm, r0 in splits.items():
-            found = flops.loc[(flops["arm"] == arm) & (flops["K"] == overshoot * r0), "value"].dropna().unique().tolist()
+            at = (flops["task"] == task) & (flops["arm"] == arm) & (flops["K"] == overshoot * r0)
+            found = flops.loc[at, "value"].dropna().unique().tolist()
             if len(found) != 1:
-                raise ValueError(f"flops needs one value for arm {arm}, K {overshoot * r0}; it has {len(found)}")
+                raise ValueError(f"flops needs one value for {task}, arm {arm}, K {overshoot * r0}; it has {len(found)}")
             counts[arm] = found[0]
-            points.append(point(id, arm=arm, K=overshoot * r0, value=found[0]))
+            points.append(point(id, task=task, arm=arm, K=overshoot * r0, value=found[0]))
+        largest[task] = max(counts.values())
         if len(set(counts.values())) > 1:
-            unequal[overshoot] = counts
+            unequal[f"{task} {overshoot}"] = counts
     which = f"{'unequal' if unequal else 'equal'} at overshoot {', '.join(map(str, unequal or OVERSHOOTS))}"
-    mantissa, exponent = f"{points[-len(splits)]['value']:.2e}".split("e")
-    ours = which if unequal else f"{which} ({mantissa}e{int(exponent)} FLOPs at {OVERSHOOTS[-1]})"
+    most = ", ".join(f"{task} {value / 1e6:.3g}" for task, value in largest.items())
+    ours = which if unequal else f"{which} (MFLOP a sequence at {OVERSHOOTS[-1]}: {most})"
     reason = "; ".join(f"{o}: " + ", ".join(f"{arm} {n}" for arm, n in counts.items()) for o, counts in unequal.items())
+    reason = reason or "n counts the overshoots compared, for each task"
     return Judgement(id, "not_replicated" if unequal else "replicated", ours, len(OVERSHOOTS), reason=reason, points=points)
 
 
 def _value(claim: dict, ours: dict, points: list[dict], splits, at_paper: bool) -> Judgement:
     n, r0 = min(cell["n"] for cell in points), max(splits.values())
     other = "" if r0 == 4 else f"the most looped split has r0 = {r0}, the paper's 4"
-    return replace(claims.judge_value(claim, ours, at_paper and r0 == 4, n, other), points=points)
+    found = claims.judge_value(claim, ours, at_paper and r0 == 4, n, other)
+    mine = dict(zip(list(splits)[-len(ours) :], ours.values(), strict=True))  # the paper's keys name its own splits
+    return replace(found, ours=claims.render(mine), points=points)
 
 
 def split_means(claim: dict, accuracy, splits, at_paper) -> Judgement:

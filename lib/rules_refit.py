@@ -17,7 +17,7 @@ import pandas as pd
 
 from lib import claims, stats
 from lib.claims import Judgement, point
-from lib.rules import ROUNDING, above, below, by_seed, cell_text, competent, first, judged, mean_cell, paired
+from lib.rules import ROUNDING, above, below, by_seed, cell_text, competent, few, first, judged, mean_cell, paired
 
 LOST = 0.05  # a changed loop that loses less leaves no fraction to recover
 PARTS = ("layer", "head")
@@ -143,7 +143,14 @@ def layer_beats_head(refits, intact, floors, r0) -> Judgement:
     )
     ours = f"layer {_text(layer)}, head {_text(head)}; gap {_text(gap, signed=True)}"
     said, beside = _removed(id, refits, intact, r0)
-    found = judged(verdict, ours, gap, [gap, layer, head, lost, *means], [f"at {steps} steps", *_small(lost), said], enough=0)
+    found = judged(
+        verdict,
+        ours,
+        gap,
+        [gap, layer, head, lost, *means],
+        [f"at {steps} steps", *_small(lost), *few(gap["n"]), said],
+        enough=0,
+    )
     return replace(found, points=found.points + beside)  # n is that of the direction that decides
 
 
@@ -175,7 +182,7 @@ def head_plateaus(refits, intact, floors, r0) -> Judgement:
         not_replicated=above(gain, 0.05),
     )
     ours = f"gain {_text(gain, signed=True)}, from {_text(cells[0])} to {_text(cells[1])}"
-    notes = [f"from {last // 10} to {last} steps", *_small(lost)]
+    notes = [f"from {last // 10} to {last} steps", *_small(lost), *few(gain["n"])]
     return judged(verdict, ours, gain, [gain, *cells, lost, *means], notes, enough=0)
 
 
@@ -211,7 +218,7 @@ def judge(refits, intact, floors, r0: int, scale: str) -> list[Judgement]:
     added = [table[table["direction"] == "added"] for table in (refits, intact)]
     run, rules = set.intersection(*(set(table["task"]) for table in added)), claims.load()
     parts = {"refit_head": "head", "refit_head_plateau": "head", "refit_layer": "layer", "refit_layer_hops": "layer"}
-    lost = pd.concat([intact.assign(what="the model"), refits.assign(what="the changed loop")])
+    lost = pd.concat([intact.assign(what="the model"), refits.assign(what="a refit")])
     lost = lost[lost["value"].isna()].drop_duplicates(["task", "direction", "seed"])  # a lost model's refits are lost too
     found = []
     for id in (*parts, "layer_beats_head", "head_plateaus"):

@@ -157,6 +157,53 @@ def bootstrap_ratio(numerator, denominator, seed: int = 0, resamples: int = 10_0
     return Interval(value, low, high, n)
 
 
+def _spearman(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """Spearman's correlation of each row, x and y (rows, n) -> (rows,); NaN where a row has no variance."""
+    x, y = (ranks - ranks.mean(axis=1, keepdims=True) for ranks in (stats.rankdata(x, axis=1), stats.rankdata(y, axis=1)))
+    scale = np.sqrt((x**2).sum(axis=1) * (y**2).sum(axis=1))  # exactly 0 without variance, midranks being halves
+    return np.clip((x * y).sum(axis=1) / np.where(scale > 0, scale, np.nan), -1, 1)
+
+
+def rank_correlation(x, y, group, seed: int = 0, resamples: int = 10_000) -> Interval:
+    """Spearman's rank correlation of x (n,) and y (n,) with a 95 % percentile bootstrap interval.
+
+    Units are drawn with replacement within each group, group (n,), so that every resample has the design; one
+    without variance is left out. No interval (low = high = nan) with fewer than 3 units, where it is 1 or -1 by
+    construction, or with a group of one; no value without variance.
+    Davison and Hinkley, Bootstrap Methods and their Application (1997), section 3.2 on stratified resampling.
+    Raises ValueError on empty, unequal or NaN input.
+    """
+    x, y, group = np.asarray(x, dtype=float).ravel(), np.asarray(y, dtype=float).ravel(), np.asarray(group).ravel()
+    if not x.size == y.size == group.size > 0:
+        raise ValueError(f"x has {x.size} values, y {y.size}, group {group.size}: equal numbers above 0 are needed")
+    if np.isnan(x).any() or np.isnan(y).any():
+        raise ValueError("x or y has a NaN: leave diverged models out")
+    (value,) = _spearman(x[None], y[None])
+    members = [np.flatnonzero(group == name) for name in np.unique(group)]
+    if x.size < 3 or np.isnan(value) or min(map(len, members)) == 1:
+        return Interval(float(value), np.nan, np.nan, x.size)
+    rng = np.random.default_rng(seed)
+    drawn = np.concatenate([units[rng.integers(units.size, size=(resamples, units.size))] for units in members], axis=1)
+    low, high = np.nanpercentile(_spearman(x[drawn], y[drawn]), [2.5, 97.5])
+    return Interval(float(value), float(low), float(high), x.size)
+
+
+def bootstrap_interaction(first_pair, second_pair, seed: int = 0, resamples: int = 10_000) -> Interval:
+    """Difference of means of the first pair minus that of the second, with a 95 % percentile bootstrap interval.
+
+    The four groups (n_i,) are resampled independently; NaN counts as 0; n is the smallest group's size; a group
+    of one gives low = high = nan. Raises ValueError on an empty group.
+    """
+    groups = [np.nan_to_num(_group(values, str(i)), nan=0.0) for i, values in enumerate((*first_pair, *second_pair), 1)]
+    n = min(values.size for values in groups)
+    signs, rng = (1, -1, -1, 1), np.random.default_rng(seed)
+    value = float(sum(sign * values.mean() for sign, values in zip(signs, groups, strict=True)))
+    if n == 1:
+        return Interval(value, np.nan, np.nan, 1)
+    draws = [_resampled_means(values, np.ones(values.size), rng, resamples) for values in groups]
+    return Interval(value, *_percentiles(sum(s * d for s, d in zip(signs, draws, strict=True))), n)
+
+
 def mcnemar(b: int, c: int) -> float:
     """Exact two-sided McNemar p of the discordant counts b and c; 1 when there are none.
 

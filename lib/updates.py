@@ -19,7 +19,7 @@ from lib.store import Store, key
 from lib.tasks import Instances, evaluation_set
 from lib.training import Run, load
 
-MEASURES = ("relative", "raw_to_raw", "angle", "to_final", "angle_to_final", "input_norm")
+MEASURES = ("relative", "raw_to_raw", "angle", "to_final", "angle_to_final", "length")
 
 
 def states(
@@ -47,18 +47,26 @@ def states(
 
 
 @torch.no_grad()
-def moves(model: LoopedModel, instances: Instances, max_loops: int, boundary: Boundary, batch_size: int = 256) -> dict:
-    """How each step moves the state at the answer position: MEASURES -> (max_loops, N).
+def moves(
+    model: LoopedModel,
+    instances: Instances,
+    max_loops: int,
+    boundary: Boundary,
+    norms: Sequence[float] | None = None,
+    start: int = 0,
+    batch_size: int = 256,
+) -> dict[str, np.ndarray]:
+    """How each step moves the state at the answer position: MEASURES -> (max_loops, N). norms and start as in `states`.
 
     relative ||z - u|| / ||u||; raw_to_raw ||z - z'|| / ||z'|| with z' the raw state before (the initial one at step 1); angle
-    between u and z in degrees; to_final ||z - z_last|| / ||z_last|| and angle_to_final; input_norm ||u||.
+    between u and z in degrees; to_final ||z - z_last|| / ||z_last|| and angle_to_final; length, ||u|| averaged over all tokens.
     """
     parts = []
     for ids, positions, _ in _batches(model, instances, batch_size):
-        steps = [
-            (at_positions(u, positions)[:, 0].float(), at_positions(z, positions)[:, 0].float())
-            for u, z in states(model, ids, max_loops, boundary)
-        ]
+        steps, length = [], []
+        for u, z in states(model, ids, max_loops, boundary, norms, start):
+            steps.append([at_positions(v, positions)[:, 0].float() for v in (u, z)])
+            length.append(u.float().norm(dim=-1).mean(dim=-1))
         u, z = (torch.stack(column) for column in zip(*steps, strict=True))  # (K, B, D)
         before = torch.cat((u[:1], z[:-1]))
         found = {
@@ -67,7 +75,7 @@ def moves(model: LoopedModel, instances: Instances, max_loops: int, boundary: Bo
             "angle": _angle(u, z),
             "to_final": (z - z[-1]).norm(dim=-1) / z[-1].norm(dim=-1),
             "angle_to_final": _angle(z, z[-1].expand_as(z)),
-            "input_norm": u.norm(dim=-1),
+            "length": torch.stack(length),
         }
         parts.append({name: value.cpu().numpy() for name, value in found.items()})
     return {name: np.concatenate([part[name] for part in parts], axis=1) for name in MEASURES}
@@ -108,7 +116,7 @@ def _batches(model: LoopedModel, instances: Instances, batch_size: int) -> Itera
 
 @dataclass(frozen=True)
 class Job:
-    """One model's moves; or with `norms`, one a step, its accuracy where steps' inputs from `start` + 1 on have those norms."""
+    """One model's moves and accuracy; with `norms`, one a step, where steps' inputs from `start` + 1 on have those norms."""
 
     run: Run
     boundary: Boundary
@@ -121,25 +129,28 @@ class Job:
     def spec(self) -> dict:
         """The key material of this measurement in the run store."""
         spec = {k: v for k, v in asdict(self).items() if k not in ("run", "root", "boundary")}
-        spec |= {"kind": "moves" if self.norms is None else "accuracy at scale", "train": key(self.run.spec())}
+        spec |= {"kind": "moves", "train": key(self.run.spec())}
         return spec | {"boundary": self.boundary.period, "torch": torch.__version__, "behaviour": BEHAVIOUR}
 
 
 def measured(job: Job, report=None) -> Path:
-    """The store's folder with one measurement, an .npz a depth (see `moves`; or accuracy): made now if it is not there yet."""
+    """The store's folder with one measurement, an .npz a depth (`moves` and accuracy): made now if it is not there yet."""
 
     def build(folder: Path):
         model = load(job.run, job.root)
         for d in range(1, job.run.task.max_depth + 1):
             instances = evaluation_set(job.run.task, d, job.n)
-            if job.norms is None:
-                found = {k: v.mean(axis=1) for k, v in moves(model, instances, job.loops, job.boundary).items()}
-            else:
-                found = {"accuracy": accuracy_at_scale(model, instances, job.loops, job.boundary, job.norms, job.start)}
-            np.savez(folder / f"depth_{d}.npz", **found)
+            how = (model, instances, job.loops, job.boundary, job.norms, job.start)
+            found = {name: values.mean(axis=1) for name, values in moves(*how).items()}
+            np.savez(folder / f"depth_{d}.npz", accuracy=accuracy_at_scale(*how), **found)
 
     spec = job.spec()
     return Store(job.root).make(key(spec), spec, build)
+
+
+def stored(job: Job) -> Path | None:
+    """What `measured` returns, if the store has it."""
+    return Store(job.root).find(key(job.spec()))
 
 
 def series(folder: Path) -> dict[str, np.ndarray]:

@@ -9,12 +9,13 @@ from pathlib import Path
 
 import torch
 
-from lib import BEHAVIOUR
+from lib import BEHAVIOUR, refit
 from lib.boundary import every, never
 from lib.evaluation import read
 from lib.looped import build
 from lib.tasks import Task, evaluation_set, training_batches
 from lib.training import Recipe, learning_rate, make_run, optimizers, update
+from lib.updates import accuracy_at_scale, moves
 
 FILE = Path(__file__).parent / "golden" / "behaviour.json"
 TASKS = {"circuit": Task("circuit", 4, 2), "hops": Task("hops", 6, 2), "paragg": Task("paragg", 2, 1)}
@@ -64,6 +65,24 @@ def readings() -> dict[str, float]:
     return {name: float(getattr(found, name).sum()) for name in ("prediction", "entropy", "gap", "norm")}
 
 
+def refits() -> dict[str, float]:
+    """The square sum of the refitted weights after 10 float64 steps of each part: stored refits are valid while these stand."""
+    run = make_run(TASKS["circuit"], Recipe(1, 8, 1.0), 7, d_model=16, n_heads=2, d_ff=24, core=2, loops=3)
+    model, batches = build(run.config(), 7).double(), training_batches(run.task, 8, range(4), 7)
+    found = {}
+    for part in refit.PARTS:
+        *_, (_, last) = refit.refitted(model, batches, every(1), refit.Refit(part, (10,), 3.0e-3, 4, 8))
+        found[part] = float(sum((p.detach() ** 2).sum() for p in last.parameters() if p.requires_grad))
+    return found
+
+
+def state_moves() -> dict[str, float]:
+    """Sums of what `updates` measures, with lengths set from step 3 on: stored measurements are valid while these stand."""
+    run = make_run(TASKS["hops"], Recipe(1, 8, 1.0), 7, d_model=16, n_heads=2, d_ff=24)
+    how = (build(run.config(), 7).double(), evaluation_set(run.task, 2, 16), 5, every(2), (3.0,) * 5, 2)
+    return {name: float(v.sum()) for name, v in moves(*how).items()} | {"accuracy": float(accuracy_at_scale(*how).sum())}
+
+
 def data(task: Task) -> str:
     """A digest of the family's training batches and test instances, which are whole numbers and must never move."""
     digest = hashlib.sha256()
@@ -83,6 +102,8 @@ def compute() -> dict:
         "adamw": {f"{name}, {shape}": adamw(task, SHAPES[shape]) for name, task in TASKS.items() for shape in SHAPES},
         "muon": muon(),
         "readings": readings(),
+        "refits": refits(),
+        "moves": state_moves(),
     }
 
 

@@ -38,6 +38,13 @@ def test_a_sweep_reads_what_it_did():
     assert golden_behaviour.readings() == pytest.approx(GOLDEN["readings"], rel=1e-6), ASK
 
 
+@pytest.mark.parametrize("what", ["refits", "moves"])
+def test_refits_and_measured_moves_end_where_they_did(what):
+    found = {"refits": golden_behaviour.refits, "moves": golden_behaviour.state_moves}[what]()
+    # moves are read in single precision
+    assert found == pytest.approx(GOLDEN[what], rel=1e-9 if what == "refits" else 1e-4), ASK
+
+
 def test_a_smoke_seed_of_each_circuit_arm_trains_into_its_committed_range(tmp_path):
     ranges = json.loads((golden_behaviour.FILE.parent / "smoke_ranges.json").read_text(encoding="utf-8"))
     p = params.load("4_3_scratch_training", "smoke")

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from lib.engine import EngineError, cores, map_local
+from lib.engine import EngineError, cores, map_local, map_missing
 from lib.paths import ROOT
 from lib.progress import Progress
 from tests import engine_jobs as jobs
@@ -35,6 +35,13 @@ def test_results_come_in_order_and_as_they_end(progress_file):
     assert told.pop("note").startswith("step ")
     assert told == {"title": "squares", "done": 6, "total": 6, "finished": 3, "runs": 3, "eta": 0.0}
     assert map_local(jobs.square, []) == []
+
+
+def test_what_is_there_is_looked_up_and_the_rest_made_in_place(monkeypatch):
+    known = {1: "one", 3: "three"}
+    assert map_missing(jobs.square, [1, 2, 3], known.get) == ["one", 4, "three"]
+    monkeypatch.setattr("lib.engine._Worker.start", None)
+    assert map_missing(jobs.square, [3, 1], known.get) == ["three", "one"]
 
 
 def test_parallel_equals_one_worker_bitwise():

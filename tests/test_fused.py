@@ -59,6 +59,33 @@ def test_a_model_reads_the_same_with_and_without(boundary, monkeypatch):
     torch.testing.assert_close(quick, model(ids, loops=5, boundary=boundary).logits, rtol=1e-10, atol=1e-12)
 
 
+def test_a_context_that_is_used_again_has_neither_old_weights_nor_weights_without_gradients():
+    model, ids = small().double(), tokens(2, 6)
+    context = model.context(ids)
+    with torch.no_grad():
+        model.step(model.embed(ids), None, 0, never, context)
+    model.step(model.embed(ids), None, 0, never, context).sum().backward()
+    assert model.core[0].attention.qkv.weight.grad is not None
+    with torch.no_grad():
+        model.core[0].attention.qkv.weight.mul_(2)
+        again, fresh = (model.step(model.embed(ids), None, 0, never, c) for c in (context, model.context(ids)))
+    assert torch.equal(again, fresh)
+
+
+def test_a_second_derivative_is_refused_not_wrong():
+    x, matrix = randn(2, 3, 4), randn(5, 4)
+    (first,) = torch.autograd.grad(NormLinear.apply(x, matrix, 1e-3).square().sum(), x, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+def test_autocast_takes_the_plain_path_and_stays_finite():
+    model, ids = small(), tokens(2, 6)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not fused.suits(torch.zeros(2, 6, 16), model.context(ids))
+        assert model(ids).logits.isfinite().all()
+
+
 def test_padding_long_rows_and_half_precision_take_the_plain_path():
     model = small()
     assert fused.suits(torch.zeros(1, 64, 16), model.context(tokens(1, 64)))

@@ -160,15 +160,27 @@ def test_what_runs_is_checked_and_made_from_the_py(project, tmp_path):
     assert "as the .py says" in (outputs / "smoke/tiny/notebook.ipynb").read_text(encoding="utf-8")
 
 
-def test_4_3_runs_through_when_every_seed_of_an_arm_diverges(tmp_path):
-    changed = {"seeds": 1, "circuit_steps": 40, "hops_steps": 40, "circuit_lr_no_norm": 1.0e30, "n_test": 16}
-    words = [str(word) for key, value in changed.items() for word in ("-p", key, value)]
-    source = paths.notebooks() / "4_3_scratch_training.ipynb"
-    command = [sys.executable, "-m", "papermill", str(source), str(tmp_path / "out.ipynb"), *words]
+WILD = {"circuit_lr_no_norm": 1.0e30}  # a rate at which every seed diverges
+SHORT = {"seeds": 2, "n_test": 16, "circuit_steps": 40, "hops_steps": 40}
+DIVERGING = {
+    "4_3_scratch_training": WILD | {"seeds": 1},
+    "4_4_refit": WILD | {"refit_steps_head": [3, 30], "refit_steps_layer": [3], "refit_batches": 2},
+    "4_5_overshoot": {"tasks": ["circuit"], "circuit_lr": [4.0e-3, 4.0e-3, 1.0e30]},
+    "beyond_damping": WILD | {"tasks": ["circuit"]},
+    "beyond_readout_axis": {"circuit_lr_no_norm_raw": 1.0e30},
+}
+
+
+@pytest.mark.parametrize("notebook", DIVERGING)
+def test_a_notebook_runs_through_when_every_seed_of_an_arm_diverges(tmp_path, notebook):
+    source = paths.notebooks() / f"{notebook}.ipynb"
+    command = [sys.executable, "-m", "papermill", str(source), str(tmp_path / "out.ipynb")]
+    command += ["-y", json.dumps(SHORT | DIVERGING[notebook]).replace("e+30", ".0e+30")]
     done = subprocess.run(command, env=environment(tmp_path), capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    result = json.loads((tmp_path / "smoke/4_3_scratch_training/result.json").read_text(encoding="utf-8"))
-    assert result["figures"]["diverged"] == 1 and "diverged on circuit" in json.dumps(result["verdicts"])
+    result = json.loads((tmp_path / f"smoke/{notebook}/result.json").read_text(encoding="utf-8"))
+    assert result["figures"]["diverged"] == result["params"]["seeds"], "one arm, all of its seeds"
+    assert "diverged" in json.dumps(result["verdicts"])
 
 
 def test_a_finished_run_leaves_no_trace_of_when_it_ran(project):

@@ -15,13 +15,12 @@ from lib.rules_beyond import (
     ARMS,
     READOUTS,
     damping,
-    interaction,
     judge_damping,
     judge_readout_axis,
-    rank_correlation,
     readout_axis,
     update_and_loss,
 )
+from lib.stats import bootstrap_interaction, rank_correlation
 
 NAN = float("nan")
 FLOORS = pd.DataFrame({"task": ["circuit", "circuit"], "d_star": ["1", "2"], "value": [0.4, 0.5]})
@@ -340,7 +339,7 @@ def test_an_incompetent_axis_is_shown_and_not_judged():
 
 def test_interaction_against_a_loop_over_the_same_draws():
     groups = [np.random.default_rng(i).normal(size=4 + i) for i in range(4)]
-    found = interaction(groups[:2], groups[2:], seed=2, resamples=500)
+    found = bootstrap_interaction(groups[:2], groups[2:], seed=2, resamples=500)
     rng, draws = np.random.default_rng(2), []
     drawn = [rng.integers(g.size, size=(500, g.size)) for g in groups]
     for i in range(500):
@@ -349,16 +348,16 @@ def test_interaction_against_a_loop_over_the_same_draws():
     assert found[1:3] == pytest.approx(np.percentile(draws, [2.5, 97.5]))
     a, b, c, d = (g.mean() for g in groups)
     assert found.value == pytest.approx(a - b - c + d) and found.n == 4
-    value, low, high, _ = interaction(groups[2:], groups[:2])
-    assert (-value, -high, -low) == pytest.approx(interaction(groups[:2], groups[2:])[:3], abs=0.15)
+    value, low, high, _ = bootstrap_interaction(groups[2:], groups[:2])
+    assert (-value, -high, -low) == pytest.approx(bootstrap_interaction(groups[:2], groups[2:])[:3], abs=0.15)
 
 
 def test_interaction_of_single_seeds_and_of_none():
-    assert interaction(([1], [2]), ([3], [5, 5]))[0] == pytest.approx(1)
-    assert np.isnan(interaction(([1], [2, 2]), ([3, 3], [5, 5])).low)
-    assert interaction(([1, NAN], [0, 0]), ([0, 0], [0, 0])).value == 0.5
-    with pytest.raises(ValueError, match="a group is empty"):
-        interaction(([1], []), ([3], [5]))
+    assert bootstrap_interaction(([1], [2]), ([3], [5, 5]))[0] == pytest.approx(1)
+    assert np.isnan(bootstrap_interaction(([1], [2, 2]), ([3, 3], [5, 5])).low)
+    assert bootstrap_interaction(([1, NAN], [0, 0]), ([0, 0], [0, 0])).value == 0.5
+    with pytest.raises(ValueError, match="group 2 is empty"):
+        bootstrap_interaction(([1], []), ([3], [5]))
 
 
 def test_simple_differences_have_exact_p_and_holm_over_the_two():

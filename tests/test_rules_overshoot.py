@@ -55,7 +55,8 @@ def accuracy(curves=None, seeds=6, diverged=(), splits=None, counts=K4):
 
 def flops(splits=SPLITS, each=123_456_789):
     rows = [(arm, r0 * overshoot, overshoot * each) for arm, r0 in splits.items() for overshoot in (1, 2, 4, 8)]
-    return pd.DataFrame(rows, columns=["arm", "K", "value"])
+    one = pd.DataFrame(rows, columns=["arm", "K", "value"])
+    return pd.concat([one.assign(task="circuit"), one.assign(task="hops", value=2 * one["value"])], ignore_index=True)
 
 
 def judged(table=None, splits=SPLITS, counted=None, scale="laptop"):
@@ -226,27 +227,28 @@ def test_one_incompetent_task_leaves_the_advantage_open(task):
 
 def test_equal_compute():
     found = matched_overshoot_is_equal_compute(SPLITS, flops())
-    assert found.verdict == "replicated" and found.n == 4 and found.reason == ""
-    assert found.ours == "equal at overshoot 1, 2, 4, 8 (9.88e8 FLOPs at 8)"
-    assert {(p["arm"], p["K"]): p["value"] for p in found.points}[MIDDLE, 8] == 4 * 123_456_789
-    assert len(found.points) == 12
+    assert found.verdict == "replicated" and found.n == 4
+    assert found.ours == "equal at overshoot 1, 2, 4, 8 (MFLOP a sequence at 8: circuit 988, hops 1.98e+03)"
+    values = {(p["task"], p["arm"], p["K"]): p["value"] for p in found.points}
+    assert values["circuit", MIDDLE, 8] == 4 * 123_456_789 == values["hops", MIDDLE, 8] / 2
+    assert len(found.points) == 24
 
 
 def test_one_flop_more_is_unequal():
     counted = flops()
-    counted.loc[(counted["arm"] == STACK) & (counted["K"] == 8), "value"] += 1
+    counted.loc[(counted["task"] == "circuit") & (counted["arm"] == STACK) & (counted["K"] == 8), "value"] += 1
     found = matched_overshoot_is_equal_compute(SPLITS, counted)
-    assert found.verdict == "not_replicated" and found.ours == "unequal at overshoot 8"
-    assert found.reason == "8: 4x1 987654312, 2x2 987654312, 1x4 987654313"
+    assert found.verdict == "not_replicated" and found.ours == "unequal at overshoot circuit 8"
+    assert found.reason == "circuit 8: 4x1 987654312, 2x2 987654312, 1x4 987654313"
     assert judged(counted=counted)[found.id].verdict == "not_replicated"
 
 
 def test_absent_and_contradictory_counts_are_named():
     counted = flops()
     at = (counted["arm"] == MIDDLE) & (counted["K"] == 4)
-    with pytest.raises(ValueError, match="one value for arm 2x2, K 4; it has 0"):
+    with pytest.raises(ValueError, match="one value for circuit, arm 2x2, K 4; it has 0"):
         matched_overshoot_is_equal_compute(SPLITS, counted[~at])
-    with pytest.raises(ValueError, match="one value for arm 2x2, K 4; it has 2"):
+    with pytest.raises(ValueError, match="one value for circuit, arm 2x2, K 4; it has 2"):
         matched_overshoot_is_equal_compute(SPLITS, pd.concat([counted, counted[at].assign(value=7)]))
 
 

@@ -324,7 +324,7 @@ def test_a_refit_that_diverged_counts_as_zero_and_is_named():
     refits.loc[gone & (refits["task"] == "circuit"), "value"] = NAN
     got = recovered(refits, intact, "circuit", "added", "head", 3000)
     assert got["value"] == pytest.approx((7 * 0.35 - 0.639 / 0.355) / 8)
-    assert judged((refits, intact))["head_plateaus"].reason.endswith("the changed loop of seed 1 diverged on circuit, added")
+    assert judged((refits, intact))["head_plateaus"].reason.endswith("a refit of seed 1 diverged on circuit, added")
 
 
 def test_all_models_diverged():

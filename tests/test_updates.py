@@ -11,7 +11,7 @@ from lib.config import LoopedConfig
 from lib.looped import build
 from lib.tasks import Task, evaluation_set
 from lib.training import Recipe, make_run
-from lib.updates import MEASURES, Job, accuracy_at_scale, measured, moves, series, states
+from lib.updates import MEASURES, Job, accuracy_at_scale, measured, moves, series, states, stored
 
 TASK = Task("circuit", 3, 1)
 INSTANCES = evaluation_set(TASK, 1, 12)
@@ -30,6 +30,7 @@ def test_moves_are_the_definition_written_out(boundary, seed):
     found = moves(m, INSTANCES, K, boundary, batch_size=5)
     z = [m.embed(IDS), *m.trajectory(IDS, K, boundary)]
     rows = torch.arange(len(IDS))
+    all_u = [m.norm(z[k]) if boundary.fires_before(k) else z[k] for k in range(K)]
     z = [state[rows, torch.as_tensor(INSTANCES.answer_position)] for state in z]
     for k in range(K):
         u = m.norm(z[k]) if boundary.fires_before(k) else z[k]
@@ -39,7 +40,7 @@ def test_moves_are_the_definition_written_out(boundary, seed):
             "angle": torch.rad2deg(torch.acos(torch.cosine_similarity(u, z[k + 1]).clamp(-1, 1))),
             "to_final": (z[k + 1] - z[K]).norm(dim=1) / z[K].norm(dim=1),
             "angle_to_final": torch.rad2deg(torch.acos(torch.cosine_similarity(z[k + 1], z[K]).clamp(-1, 1))),
-            "input_norm": u.norm(dim=1),
+            "length": all_u[k].norm(dim=-1).mean(dim=1),
         }
         assert set(expected) == set(MEASURES)
         for name, value in expected.items():
@@ -79,13 +80,35 @@ def test_raw_length_before_a_boundary_norm_changes_nothing_but_what_epsilon_does
     torch.testing.assert_close(m.step(z, e, 3, every(1)), m.step(7 * z, e, 3, every(1)), rtol=1e-4, atol=1e-5)
 
 
-def test_accuracy_at_the_models_own_lengths_is_its_own_accuracy_and_a_tiny_length_forgets():
-    m = model()
-    own = accuracy_at_scale(m, INSTANCES, 4, never, None, 0, batch_size=5)
-    with torch.no_grad():
-        logits = [m(IDS, loops=K, answer_positions=torch.as_tensor(INSTANCES.answer_position[:, None])).logits for K in (1, 4)]
-    for K, found in zip((1, 4), logits, strict=True):
-        assert own[K - 1] == (found[:, 0].argmax(-1).numpy() == INSTANCES.answer).mean()
+@torch.no_grad()
+def test_accuracy_at_a_scale_is_that_of_the_trajectory_written_out():
+    m, K, norms, start = model(), 4, (2.0, 0.5, 30.0, 0.01), 2
+    z = m.embed(IDS)
+    rows, positions = torch.arange(len(IDS)), torch.as_tensor(INSTANCES.answer_position)
+    expected = []
+    for t in range(K):
+        u = m.norm(z) if t >= 1 else z
+        u = u / u.norm(dim=-1, keepdim=True) * norms[t] if t >= start else u
+        z = u
+        for layer in m.core:
+            z = layer(z, m.context(IDS))
+        expected.append((m.lm_head(m.norm(z[rows, positions])).argmax(-1).numpy() == INSTANCES.answer).mean())
+    found = accuracy_at_scale(m, INSTANCES, K, every(1), norms, start, batch_size=5)
+    np.testing.assert_allclose(found, expected)
+
+
+@torch.no_grad()
+def test_a_models_own_lengths_reproduce_it_and_accuracy_up_to_the_start_is_untouched():
+    m, K = model(), 4
+    one = type(INSTANCES)(**{k: (v[:1] if isinstance(v, np.ndarray) else v) for k, v in vars(INSTANCES).items()})
+    ids = torch.as_tensor(one.ids[:, :1])  # of a single token, whose length is the average
+    lengths = [float(u.norm(dim=-1)) for u, _ in states(m, ids, K, never)]
+    own, scaled = ([z for _, z in states(m, ids, K, never, norms)] for norms in (None, lengths))
+    for a, b in zip(own, scaled, strict=True):
+        torch.testing.assert_close(a, b)
+    plain = accuracy_at_scale(m, INSTANCES, K, never, None, 0)
+    tiny = accuracy_at_scale(m, INSTANCES, K, never, (1e-6,) * K, 2)
+    assert list(plain[:2]) == list(tiny[:2])
 
 
 def test_a_measurement_is_kept_and_its_key_holds_what_determines_it(tmp_path):
@@ -93,5 +116,7 @@ def test_a_measurement_is_kept_and_its_key_holds_what_determines_it(tmp_path):
     jobs = [Job(run, never, 4, 8, tmp_path), Job(run, never, 4, 8, tmp_path, (1.0,) * 4, 2), Job(run, every(1), 4, 8, tmp_path)]
     folders = [measured(job) for job in jobs]
     assert len(set(folders)) == 3 and measured(jobs[0]) == folders[0]
-    assert set(series(folders[0])) == set(MEASURES) and set(series(folders[1])) == {"accuracy"}
+    assert set(series(folders[0])) == {"accuracy", *MEASURES} == set(series(folders[1]))
     assert all(len(v) == 4 for v in series(folders[0]).values())
+    assert series(folders[1])["length"][2:].tolist() == pytest.approx([1.0, 1.0])
+    assert stored(jobs[0]) == folders[0] and stored(Job(run, never, 5, 8, tmp_path)) is None
