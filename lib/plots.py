@@ -273,7 +273,8 @@ def scatter(frame: pd.DataFrame, x: str, y: str, log_x: bool = True, title: str 
     for task in frame["task"].unique():
         scale = alt.Scale(type="log", nice=False, padding=20) if log_x else alt.Scale(nice=True, zero=False)
         base = alt.Chart(frame[frame["task"] == task]).mark_point(size=60, filled=True, opacity=0.8)
-        axes = {"x": alt.X("x:Q", title=x, scale=scale), "y": alt.Y("value:Q", title=y)}
+        axis = alt.Axis(tickCount=5, labelOverlap="greedy")
+        axes = {"x": alt.X("x:Q", title=x, scale=scale, axis=axis), "y": alt.Y("value:Q", title=y)}
         panels.append(base.encode(**axes, color=colour, shape=shape).properties(width=330, height=260, title=task))
     return _style(alt.hconcat(*panels).properties(title=title))
 

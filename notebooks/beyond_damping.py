@@ -207,6 +207,8 @@ for arm in ARMS:
     display(out.chart(chart, f"scale_alone_{arm}"))
 
 # %% [markdown]
+# Where the control changes nothing, its curve covers the one of the model's own length.
+#
 # What scale alone does at 8 r0: the accuracy it adds or takes, paired by seed, beside what the whole other boundary does.
 
 # %% tags=["nbval-ignore-output"]

@@ -53,7 +53,7 @@ def test_nothing_is_trained_twice(scale):
         if task in readout["tasks"]:
             assert key(experiment.arm_run(readout, task, arm, 0)) == key(run)
             assert key(experiment.arm_run(readout, task, arm, 0, "raw")) != key(run)
-        if arm == "no_norm":
+        if arm == "no_norm" and scale != "smoke":  # there shorter runs are cheaper than shared ones
             assert key(experiment.split_run(over, task, next(iter(experiment.splits(over))), 0)) == key(run)
     if known["device"] == "cpu":
         assert (
