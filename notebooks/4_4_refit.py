@@ -9,8 +9,8 @@
 # %% [markdown]
 # # 4.4 The damage sits in the last block layer and the head
 #
-# > "Freezing the loop and refitting only the head (unembedding + final normalization, 300 steps): recovers 33% of lost accuracy
-# > on circuit (0.639 to 0.756), 31% on hops." (contract paper, section 4.4)
+# > "Freezing the loop and refitting only the head (unembedding + final normalization, 300 steps): Recovers 33% of lost accuracy
+# > on circuit (0.639 → 0.756), 31% on hops." (contract paper, section 4.4)
 #
 # **Claim.** Change the loop of a trained model and its accuracy falls. A new head over the frozen, changed loop brings back a
 # part and then no more; the last layer of the loop, refitted with the head, brings back all.
@@ -218,7 +218,7 @@ assert (fitted["final_loss"] < fitted["first_loss"]).all(), "every loss must fal
 start = refits[refits["steps"] == 0].merge(
     changed.assign(direction=changed["arm"].map(DIRECTIONS)), on=["task", "direction", "seed"], suffixes=("", "_swept")
 )
-assert (start["value"] - start["value_swept"]).abs().max() < 1e-9, "before any step a refit reads what the sweep read"
+assert not ((start["value"] - start["value_swept"]).abs() > 1e-9).any(), "before any step a refit reads what the sweep read"
 last = refits[refits["steps"] == refits.groupby("part")["steps"].transform("max")]
 assert len(last) == len(folders), "every refit ran to its last step"
 for name in ("intact", "refits", "fractions", "seed_fractions", "floors", "training"):

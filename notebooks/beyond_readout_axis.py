@@ -9,8 +9,8 @@
 # %% [markdown]
 # # Beyond the paper: the readout axis
 #
-# > "Future directions: ... varying the readout normalization axis (the orthogonal axis studied by Sharma & Vu, 2026)." (contract
-# > paper, conclusion)
+# > Future directions: "varying the readout normalization axis (the orthogonal axis studied by Sharma & Vu, 2026)" (contract paper,
+# > conclusion)
 #
 # **Claim.** What the boundary norm costs beyond the budget does not depend on whether the readout normalises the state or reads it
 # raw.
@@ -73,8 +73,7 @@ plots.setup()
 # ## Four arms
 #
 # Boundary (with, without) crossed with readout (normalised, raw), in training as in use. The raw readout is the head on the raw
-# state, $\mathrm{logits} = W z_K$; nothing else differs, also not the number of parameters that move, except the final norm's gain,
-# which a raw readout uses in the boundary alone.
+# state, $\mathrm{logits} = W z_K$; nothing else differs. The final norm then serves the boundary alone, or nothing.
 
 # %%
 cells = [
