@@ -4,9 +4,9 @@ They compute what `layers` computes, in fewer passes over memory: a norm's gain 
 pass (not once a loop step), the rotation is one complex product, and attention over a handful of tokens is two batched
 products. Used where `suits` says so; `make bench` has the gain.
 
-What did not pay at this size: a compiled step, which gains more but compiles each shape for longer than it saves on a model of a
-thousand steps, and needs a compiler; bf16 products on a chip without units for them; oneDNN's linear; a larger malloc arena; the
-last loop step at the answer positions alone, which would break the sweep's equality with a forward pass.
+What did not pay at this size: a compiled step, which gains more but compiles each shape for longer than it saves on a model of
+a thousand steps, and needs a compiler; bf16 products on a chip without units for them; oneDNN's linear; a larger malloc arena;
+the last loop step at the answer positions alone, which would break the sweep's equality with a forward pass.
 
 Shapes: B batch, T tokens, D d_model, H heads, E = D / H channels a head, O outputs of a matrix.
 """
