@@ -14,6 +14,7 @@ Shapes: B batch, T tokens, D d_model, H heads, E = D / H channels a head, O outp
 import math
 
 import torch
+from torch import nn
 from torch.autograd.function import once_differentiable
 
 LONGEST = 64  # tokens; beyond it the (T, T) weights that attention keeps outgrow what it saves
@@ -24,6 +25,16 @@ def suits(x: torch.Tensor, context) -> bool:
     not under autocast, which would choose another precision for each product."""
     full = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
     return full and x.device.type == "cpu" and x.shape[1] <= LONGEST and context.mask is None
+
+
+def untouched(layer) -> bool:
+    """Whether the modules that `block` passes over are as they were built: not replaced, and with no hook that would wait in
+    vain (`boundary.norm_calls` counts by hooks)."""
+    attention, feed_forward = layer.attention, layer.feed_forward
+    linears, norms = (attention.qkv, feed_forward.gate_up), (layer.attention_norm, layer.feed_forward_norm)
+    stock = all(type(m) is nn.Linear for m in linears) and all(type(m) is nn.RMSNorm for m in norms)
+    passed = (attention, feed_forward, *linears, *norms)
+    return stock and not any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in passed)
 
 
 class NormLinear(torch.autograd.Function):

@@ -77,7 +77,7 @@ class Block(nn.Module):
 
     def forward(self, x: torch.Tensor, context: Context) -> torch.Tensor:
         """x: (B, T, D) -> (B, T, D)."""
-        if fused.suits(x, context):
+        if fused.suits(x, context) and fused.untouched(self):
             return fused.block(x, self, context)
         return self.plain(x, context)
 

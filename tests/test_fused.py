@@ -72,6 +72,26 @@ def test_a_context_that_is_used_again_has_neither_old_weights_nor_weights_withou
     assert torch.equal(again, fresh)
 
 
+def test_hooks_and_replaced_modules_are_not_passed_over():
+    model, ids = small().double(), tokens(2, 6)
+    layer, own = model.core[0], model(ids).logits
+    seen = []
+    for module in (layer.attention, layer.attention_norm, layer.attention.qkv, layer.feed_forward.gate_up):
+        with_hook = module.register_forward_hook(lambda *_: seen.append(1))
+        model(ids, loops=1)
+        with_hook.remove()
+    assert len(seen) == 4
+
+    class Adapted(torch.nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    adapted = Adapted(*reversed(layer.attention.qkv.weight.shape), bias=False, dtype=torch.float64)
+    adapted.load_state_dict(layer.attention.qkv.state_dict())
+    layer.attention.qkv = adapted
+    assert not torch.allclose(model(ids).logits, own)
+
+
 def test_a_second_derivative_is_refused_not_wrong():
     x, matrix = randn(2, 3, 4), randn(5, 4)
     (first,) = torch.autograd.grad(NormLinear.apply(x, matrix, 1e-3).square().sum(), x, create_graph=True)
