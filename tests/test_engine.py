@@ -133,7 +133,7 @@ def test_workers_do_not_outlive_the_parent(tmp_path):
         for how, parent in parents.items():
             _wait(lambda file=files[how]: file.exists() and file.read_text())
             parent.send_signal(how)
-            parent.wait(timeout=10)
+            parent.wait(timeout=60)
             _wait(lambda file=files[how]: not _alive(int(file.read_text())))
     finally:
         for parent in parents.values():

@@ -87,10 +87,10 @@ def test_the_papers_numbers_give_the_papers_verdicts():
         places = [(p["task"], p["arm"], p["K"]) for p in j.points]
         assert len(set(places)) == len(places)
     json.dumps(claims.as_result(found.values()), allow_nan=False)
-    assert found["overshoot_equal_K"].ours == "4x6 0.907; 2x12 0.838; 1x24 0.490"
-    assert found["overshoot_matched_circuit"].ours == "4x6 0.907; 2x12 0.918; 1x24 0.828"
-    assert found["overshoot_matched_hops"].ours == "4x6 0.957; 2x12 0.733; 1x24 0.737"
-    assert found["overshoot_matched_hops_tests"].ours == "2x12 0.500, -; 1x24 0.778, 0.026"
+    assert found["overshoot_equal_K"].ours == "4x1 0.907; 2x2 0.838; 1x4 0.490"
+    assert found["overshoot_matched_circuit"].ours == "4x1 0.907; 2x2 0.918; 1x4 0.828"
+    assert found["overshoot_matched_hops"].ours == "4x1 0.957; 2x2 0.733; 1x4 0.737"
+    assert found["overshoot_matched_hops_tests"].ours == "2x2 0.500, -; 1x4 0.778, 0.026"
     assert found["absolute_K_confounds"].ours.startswith("32: +0.42 [0.3")
     assert found["absolute_K_confounds"].ours.endswith("; delta 1.00; reduced by +0.34 [0.34, 0.34]")
     assert found["loop_advantage_at_matched_overshoot"].ours.startswith(
@@ -400,5 +400,5 @@ def test_another_trained_loop_count():
         value = claims.load()[id]["kind"] == "value"
         assert j.verdict == ("out_of_reach" if value else "replicated"), j
         assert not value or "the most looped split has r0 = 8, the paper's 4" in j.reason
-    assert found["overshoot_matched_circuit"].ours == "4x6 0.907; 2x12 0.918; 1x24 0.828"
+    assert found["overshoot_matched_circuit"].ours == "8x1 0.907; 4x2 0.918; 2x4 0.828"
     assert found["absolute_K_confounds"].ours.startswith("64: +0.42")

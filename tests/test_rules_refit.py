@@ -179,7 +179,7 @@ def test_a_small_loss_is_given_with_its_interval():
     found = judged(tables({("circuit", "added"): (0.994, 0.97)}))["layer_beats_head"]
     assert found.reason.startswith("at 3000 steps; the changed loop loses only 0.02 [0.02, 0.03]; norm removed")
     alone = judged(tables(seeds=1))["head_plateaus"]
-    assert alone.reason.endswith("(no interval over one seed)") and alone.n == 1
+    assert "(no interval over one seed); n = 1, below 8" in alone.reason and alone.n == 1
 
 
 # ---- layer_beats_head
