@@ -4,10 +4,12 @@ Tables are long, with columns task, arm, seed, K, value and, where it applies, d
 value is NaN: it ranks last and counts as 0. Cells are the dicts of `claims.point`.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pandas as pd
 
-from lib import stats
+from lib import claims, stats
 from lib.claims import Judgement, point
 
 ARMS = ("no_norm", "with_norm")
@@ -118,3 +120,21 @@ def judged(verdict: str, ours: str, head: dict, points: list[dict], notes=(), en
     apart = f"delta and the mean difference disagree in sign at {', '.join(split)}" if split else ""
     reason = "; ".join(filter(None, (*notes, few, apart)))
     return Judgement(head["id"], verdict, ours, n, head["low"], head["high"], reason, points)
+
+
+def judge_all(todo: dict[str, tuple], accuracy: pd.DataFrame) -> list[Judgement]:
+    """The judgement of every claim, todo being id -> (tasks it needs, rule, the rule's arguments).
+
+    A reported value's rule gets its claim first. A claim on a task that was not run is out_of_reach; seeds that diverged
+    are named in each reason.
+    """
+    rules, found, diverged = claims.load(), [], accuracy[accuracy["value"].isna()]
+    for id, (tasks, rule, tables) in todo.items():
+        if set(tasks) <= set(accuracy["task"]):
+            verdict = rule(rules[id], *tables) if rules[id]["kind"] == "value" else rule(*tables)
+        else:
+            verdict = Judgement(id, "out_of_reach", "", 0, reason=f"needs runs on {' and '.join(tasks)}")
+        lost = diverged[diverged["task"].isin(tasks)].groupby(["arm", "task"])["seed"].nunique()
+        notes = [f"{n} of {arm} diverged on {task}" for (arm, task), n in lost.items()]
+        found.append(replace(verdict, reason="; ".join(filter(None, (verdict.reason, *notes)))))
+    return found

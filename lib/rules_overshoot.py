@@ -23,6 +23,7 @@ from lib.rules import (
     competent,
     difference_cell,
     first,
+    judge_all,
     judged,
     mean_cell,
     means,
@@ -192,7 +193,7 @@ def judge(accuracy, splits: dict[str, int], flops, floors, scale: str) -> list[J
     """
     if len(splits) != 3 or list(splits.values()) != sorted(set(splits.values()), reverse=True):
         raise ValueError(f"splits must be three of falling r0, the stack last, got {splits}")
-    rules, common, value = claims.load(), (accuracy, splits, floors), (accuracy, splits, scale == "paper")
+    common, value = (accuracy, splits, floors), (accuracy, splits, scale == "paper")
     circuit, hops = TASKS[:1], TASKS[1:]
     todo = {
         "overshoot_equal_K": (circuit, split_means, value),
@@ -203,13 +204,4 @@ def judge(accuracy, splits: dict[str, int], flops, floors, scale: str) -> list[J
         "absolute_K_confounds": (circuit, absolute_K_confounds, common),
         "loop_advantage_at_matched_overshoot": (TASKS, loop_advantage_at_matched_overshoot, common),
     }
-    found, diverged = [], accuracy[accuracy["value"].isna()]
-    for id, (tasks, rule, tables) in todo.items():
-        if set(tasks) <= set(accuracy["task"]):
-            verdict = rule(rules[id], *tables) if rules[id]["kind"] == "value" else rule(*tables)
-        else:
-            verdict = Judgement(id, "out_of_reach", "", 0, reason=f"needs runs on {' and '.join(tasks)}")
-        lost = diverged[diverged["task"].isin(tasks)].groupby(["arm", "task"])["seed"].nunique()
-        notes = [f"{n} of {arm} diverged on {task}" for (arm, task), n in lost.items()]
-        found.append(replace(verdict, reason="; ".join(filter(None, (verdict.reason, *notes)))))
-    return found
+    return judge_all(todo, accuracy)

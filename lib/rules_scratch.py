@@ -28,6 +28,7 @@ from lib.rules import (
     difference_cell,
     fall,
     first,
+    judge_all,
     judged,
     mean_cell,
     means,
@@ -210,7 +211,7 @@ def judge(accuracy, state_norm, swapped, floors, r0: int, scale: str) -> list[Ju
     r0 is the trained loop count; the reported values are judged at scale "paper" alone. A claim on a
     task that was not run is out_of_reach. Raises ValueError on an absent arm, loop count or seed.
     """
-    rules, common, value = claims.load(), (accuracy, floors, r0), (accuracy, r0, scale == "paper")
+    common, value = (accuracy, floors, r0), (accuracy, r0, scale == "paper")
     circuit, hops = TASKS[:1], TASKS[1:]
     todo = {
         "scratch_circuit_none": (circuit, accuracy_curve, value),
@@ -227,13 +228,4 @@ def judge(accuracy, state_norm, swapped, floors, r0: int, scale: str) -> list[Ju
         "norm_growth_reversal": (circuit, norm_growth_reversal, (accuracy, state_norm, floors, r0)),
         "agreement_not_sufficient": (circuit, agreement_not_sufficient, (accuracy, swapped, floors, r0)),
     }
-    found, diverged = [], accuracy[accuracy["value"].isna()]
-    for id, (tasks, rule, tables) in todo.items():
-        if set(tasks) <= set(accuracy["task"]):
-            verdict = rule(rules[id], *tables) if rules[id]["kind"] == "value" else rule(*tables)
-        else:
-            verdict = Judgement(id, "out_of_reach", "", 0, reason=f"needs runs on {' and '.join(tasks)}")
-        lost = diverged[diverged["task"].isin(tasks)].groupby(["arm", "task"])["seed"].nunique()
-        notes = [f"{n} of {arm} diverged on {task}" for (arm, task), n in lost.items()]
-        found.append(replace(verdict, reason="; ".join(filter(None, (verdict.reason, *notes)))))
-    return found
+    return judge_all(todo, accuracy)
