@@ -2,8 +2,8 @@
 
     z_0 = init(e, noise);  z_{t+1} = R(W(z_t, e));  logits = readout(C(z_T));  e = P(x_0)      (axes paper, eqs. 1-5)
 
-Values that later families need (concat and diagonal injection, Huginn's sum-norm block, H/L states, experts) have their
-axis here already; asking for one that is not built is an error that lists the values that are.
+Values that are not built yet (H/L states, experts) have their axis here already; asking for one is an error that lists the
+values that are.
 """
 
 import math
@@ -13,16 +13,17 @@ from transformers import AutoConfig, PreTrainedConfig
 
 # axis -> the values built so far; the model reads nothing else
 AXES = {
-    "block": ("pre_norm", "sandwich"),  # sandwich: Ouro's, a second norm on each branch before it is added
-    "injection": ("none",),
+    # a second norm: on each branch before it is added (sandwich: Ouro) or on the sum (sandwich_sum: Huginn)
+    "block": ("pre_norm", "sandwich", "sandwich_sum"),
+    "injection": ("none", "concat", "diagonal"),  # concat: Huginn's adapter; diagonal: the axes paper's
+    "injection_source": ("prelude", "tokens"),  # what is injected: the prelude's output or the token embeddings
     "state_init": ("input", "zeros", "noise"),
+    "state_noise": ("normal", "truncated", "hash"),  # truncated at 3 sd: Huginn; hash: the axes paper's at evaluation
     "state": ("single",),
     "readout": ("normalised", "raw"),
-    "readout_order": (
-        "coda_norm",
-        "norm_coda_norm",
-    ),  # norm_coda_norm: Huginn's, the same norm before and after the coda
+    "readout_order": ("coda_norm", "norm_coda_norm"),  # norm_coda_norm: Huginn's, the same norm before and after the coda
     "feed_forward": ("dense",),
+    "rope": ("half", "interleaved"),  # channels turned in pairs (i, i + E / 2) or (2 i, 2 i + 1)
 }
 
 
@@ -43,6 +44,9 @@ class LoopedConfig(PreTrainedConfig):
     vocab_size: int = 32
     d_model: int = 64  # D, channels of the state
     n_heads: int = 4
+    n_kv_heads: int | None = None  # heads of keys and values, each shared by n_heads / n_kv_heads query heads; None: n_heads
+    head_dim: int | None = None  # channels a head; None: d_model / n_heads
+    qk_bias: bool = False  # a bias on queries and keys, before they are rotated (Huginn)
     d_ff: int = 128  # width of the gated feed-forward
     prelude: int = 0
     core: int = 1
@@ -51,16 +55,24 @@ class LoopedConfig(PreTrainedConfig):
     block: str = "pre_norm"
     feed_forward: str = "dense"
     injection: str = "none"
+    injection_source: str = "prelude"
+    injection_bias: bool = False  # of the concat adapter
     state: str = "single"
     state_init: str = "input"
     state_std: float = 1.0  # standard deviation of a noise state
+    state_noise: str = "normal"
     boundary: int = 0
     shared_norm: bool = True
     readout: str = "normalised"
     readout_order: str = "coda_norm"
+    exit_gate: bool = False  # Ouro's: a probability of leaving after each loop step, read off the normalised state
+    exit_threshold: float = 1.0  # leave at the first loop step whose cumulative probability reaches it; 1: never early
+    rope: str = "half"
     rope_theta: float = 10000.0
     norm_eps: float = 1.0e-6
     embedding_std: float = 1.0  # initial standard deviation of an embedding entry; matrices start at fan_in ** -0.5
+    embedding_scale: float = 1.0  # factor on token embeddings
+    tie_word_embeddings: bool = False  # head and embedding are one matrix
 
     def __post_init__(self, **kwargs):
         super().__post_init__(**kwargs)
@@ -73,16 +85,30 @@ class LoopedConfig(PreTrainedConfig):
         for key in ("prelude", "coda", "boundary"):
             if getattr(self, key) < 0:
                 raise ValueError(f"{key} is {getattr(self, key)}: it must be 0 or more")
-        for key in ("norm_eps", "rope_theta", "embedding_std"):
+        for key in ("norm_eps", "rope_theta", "embedding_std", "embedding_scale", "exit_threshold"):
             if not (getattr(self, key) > 0 and math.isfinite(getattr(self, key))):
                 raise ValueError(f"{key} is {getattr(self, key)}: it must be a positive number")
-        if self.d_model % (2 * self.n_heads):
+        if self.head_dim is None and self.d_model % (2 * self.n_heads):
             raise ValueError(
                 f"d_model is {self.d_model} with n_heads {self.n_heads}: d_model must be a multiple of 2 * n_heads, "
                 "since each head's channels are rotated in pairs"
             )
+        if self.head_dim is not None and (self.head_dim < 2 or self.head_dim % 2):
+            raise ValueError(f"head_dim is {self.head_dim}: it must be an even number, since channels are rotated in pairs")
+        if self.n_kv_heads is not None and (self.n_kv_heads < 1 or self.n_heads % self.n_kv_heads):
+            raise ValueError(f"n_kv_heads is {self.n_kv_heads} with n_heads {self.n_heads}: it must divide n_heads")
         if self.readout_order == "norm_coda_norm" and not self.coda:
             raise ValueError("readout_order is 'norm_coda_norm' with coda 0: it needs at least one coda layer")
+
+    @property
+    def kv_heads(self) -> int:
+        """Heads of keys and values."""
+        return self.n_kv_heads or self.n_heads
+
+    @property
+    def head_width(self) -> int:
+        """Channels a head, E."""
+        return self.head_dim or self.d_model // self.n_heads
 
 
 AutoConfig.register("looped", LoopedConfig)

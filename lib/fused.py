@@ -24,13 +24,15 @@ def suits(x: torch.Tensor, context) -> bool:
     """Whether a pass over x (B, T, D) may use these functions: short rows without padding, in full precision, on a CPU, and
     not under autocast, which would choose another precision for each product."""
     full = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
-    return full and x.device.type == "cpu" and x.shape[1] <= LONGEST and context.mask is None
+    return full and x.device.type == "cpu" and x.shape[1] <= LONGEST and context.mask is None and context.cache is None
 
 
 def untouched(layer) -> bool:
-    """Whether the modules that `block` passes over are as they were built: not replaced, and with no hook that would wait in
-    vain (`boundary.norm_calls` counts by hooks)."""
+    """Whether the modules that `block` passes over are ones it knows, and as they were built: not replaced, and with no hook
+    that would wait in vain (`boundary.norm_calls` counts by hooks)."""
     attention, feed_forward = layer.attention, layer.feed_forward
+    if attention.qk_bias is not None or attention.kv_heads != attention.n_heads:
+        return False
     linears, norms = (attention.qkv, feed_forward.gate_up), (layer.attention_norm, layer.feed_forward_norm)
     stock = all(type(m) is nn.Linear for m in linears) and all(type(m) is nn.RMSNorm for m in norms)
     passed = (attention, feed_forward, *linears, *norms)
@@ -136,16 +138,18 @@ class SwiGLU(torch.autograd.Function):
         return out
 
 
-def prepare(context, n_heads: int, d_model: int) -> None:
+def prepare(context, attention) -> None:
     """Put what every layer of the pass shares on its context: turns, causal and the order of paired channels."""
-    (T, half), E = context.cos.shape[-2:], d_model // n_heads
+    (T, half), n_heads, E = context.cos.shape[-2:], attention.n_heads, attention.head_width
     turns = torch.complex(context.cos[0, 0], context.sin[0, 0])[:, None, None]
     turns = torch.cat((turns * E**-0.5, turns), dim=1)
     context.turns = turns.expand(T, 2, n_heads, half).contiguous()
     context.causal = torch.full((T, T), -math.inf, dtype=context.cos.dtype).triu(1)
-    # channel i turns with channel i + E / 2: here side by side, which changes no score
-    pairs = torch.arange(d_model).view(n_heads, 2, half).transpose(1, 2).flatten()
-    context.order = torch.cat((pairs, d_model + pairs, 2 * d_model + torch.arange(d_model)))
+    # where channel i turns with channel i + E / 2, they stand side by side here, which changes no score
+    width = n_heads * E
+    as_is = torch.arange(width)
+    pairs = as_is if attention.interleaved else as_is.view(n_heads, 2, half).transpose(1, 2).flatten()
+    context.order = torch.cat((pairs, width + pairs, 2 * width + as_is))
 
 
 def folded(layer, context) -> tuple[torch.Tensor, torch.Tensor]:
@@ -167,9 +171,9 @@ def block(x: torch.Tensor, layer, context) -> torch.Tensor:
     """One `layers.Block` on x (B, T, D) -> (B, T, D)."""
     attention, feed_forward = layer.attention, layer.feed_forward
     if context.turns is None:
-        prepare(context, attention.n_heads, x.shape[-1])
+        prepare(context, attention)
     qkv, gate_up = folded(layer, context)
     seen = Attend.apply(NormLinear.apply(x, qkv, layer.attention_norm.eps), context.turns, context.causal)
-    x = x + layer.attention_branch_norm(attention.o(seen))
+    x = layer.attention_sum_norm(x + layer.attention_branch_norm(attention.o(seen)))
     hidden = SwiGLU.apply(NormLinear.apply(x, gate_up, layer.feed_forward_norm.eps))
-    return x + layer.feed_forward_branch_norm(feed_forward.down(hidden))
+    return layer.feed_forward_sum_norm(x + layer.feed_forward_branch_norm(feed_forward.down(hidden)))

@@ -2,52 +2,48 @@
 
     z_0 = init(e, noise);  z_{t+1} = R(W(z_t, e));  logits = readout(C(z_T));  e = P(x_0)      (axes paper, eqs. 1-5)
 
-Shapes: B batch, T tokens, F fields of a token, A answers, D d_model, V vocabulary, K loop count.
+Shapes: B batch, T tokens, S tokens seen (T and those in the cache), F fields of a token, A answers, D d_model, V vocabulary, K
+loop count.
 """
 
 from collections.abc import Iterator
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
-from transformers.modeling_outputs import CausalLMOutput
+from transformers import AutoModelForCausalLM, Cache, GenerationMixin, PreTrainedModel
+from transformers.modeling_outputs import CausalLMOutputWithPast
+from transformers.utils import can_return_tuple
 
+from lib import exits, noise
 from lib.boundary import Boundary
+from lib.cache import LoopedCache, slot
 from lib.config import LoopedConfig
-from lib.layers import Block, Context
+from lib.layers import INJECTIONS, Attention, Block, Context, DiagonalInjection
 
 
-def state_noise(positions: torch.Tensor, d_model: int, seed: int) -> torch.Tensor:
-    """Standard normal noise that depends only on (seed, position): cache, padding and batch cannot change it.
-
-    positions: (B, T) whole numbers counted from each row's first real token -> (B, T, D) float32.
-    """
-    wanted, where = torch.unique(positions.clamp(min=0), return_inverse=True)
-    rows = [np.random.Generator(np.random.Philox(key=[seed, int(p)])).standard_normal(d_model) for p in wanted]
-    return torch.as_tensor(np.stack(rows), dtype=torch.float32, device=positions.device)[where]
-
-
-class LoopedModel(PreTrainedModel):
+class LoopedModel(PreTrainedModel, GenerationMixin):
     """A looped causal language model. Everything it can be is a value of `LoopedConfig`.
 
-    Generation, caches, injection, H/L states and experts attach to the four verbs and are not built yet.
+    `generate` takes `loops=`, `boundary=`, `state_seed=` and `exit_threshold=` beside transformers' own arguments.
     """
 
     config_class = LoopedConfig
     base_model_prefix = ""
     _no_split_modules = ["Block"]
     _supports_sdpa = True
+    _tied_weights_keys = {"lm_head.weight": "embed_tokens.weight"}  # where the configuration ties them
 
     def __init__(self, config: LoopedConfig):
         super().__init__(config)
         self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.prelude = nn.ModuleList(Block(config) for _ in range(config.prelude))
+        self.injection = INJECTIONS[config.injection](config) if config.injection != "none" else None
         self.core = nn.ModuleList(Block(config) for _ in range(config.core))
         self.coda = nn.ModuleList(Block(config) for _ in range(config.coda))
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)  # the readout's norm
         self.boundary_norm = None if config.shared_norm else nn.RMSNorm(config.d_model, eps=config.norm_eps)
+        self.exit_gate = nn.Linear(config.d_model, 1) if config.exit_gate else None
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
 
@@ -55,10 +51,16 @@ class LoopedModel(PreTrainedModel):
     def _init_weights(self, module: nn.Module):
         if isinstance(module, nn.Linear):
             nn.init.normal_(module.weight, std=module.in_features**-0.5)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
         elif isinstance(module, nn.Embedding):
             nn.init.normal_(module.weight, std=self.config.embedding_std)
         elif isinstance(module, nn.RMSNorm):
             nn.init.ones_(module.weight)
+        elif isinstance(module, Attention) and module.qk_bias is not None:
+            nn.init.zeros_(module.qk_bias)
+        elif isinstance(module, DiagonalInjection):
+            module.reset_parameters()
 
     def get_input_embeddings(self) -> nn.Module:
         """The token embedding, (V, D)."""
@@ -68,54 +70,86 @@ class LoopedModel(PreTrainedModel):
         """The unembedding, (V, D)."""
         return self.lm_head
 
-    def context(self, ids: torch.Tensor, attention_mask: torch.Tensor | None = None) -> Context:
-        """Rotary tables and mask for one pass. ids: (B, T) or (B, T, F); attention_mask: (B, T), 1 at real tokens.
+    def context(
+        self,
+        ids: torch.Tensor,
+        attention_mask: torch.Tensor | None = None,
+        segments: torch.Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Context:
+        """Rotary tables, mask and cache for one pass. ids: (B, T) or (B, T, F); attention_mask: (B, S), 1 at real tokens.
 
-        Positions count from each row's first real token, so left padding moves nothing.
+        Positions count from each row's first real token, so left padding moves nothing. segments: (B, T) numbers; a token sees
+        only tokens of its own segment, and positions are not counted anew. Raises ValueError when shapes do not fit.
         """
-        T, dtype = ids.shape[1], self.embed_tokens.weight.dtype
-        if attention_mask is None or bool(attention_mask.all()):
-            return Context(torch.arange(T, device=ids.device)[None], None, self.config, dtype)
-        real = attention_mask.bool()
-        causal = torch.ones(T, T, dtype=torch.bool, device=ids.device).tril()
-        # a padding query looks at itself: a row with nothing to look at would be NaN
-        mask = (causal & real[:, None]) | torch.eye(T, dtype=torch.bool, device=ids.device)
-        return Context((real.cumsum(1) - 1).clamp(min=0), mask[:, None], self.config, dtype)
+        B, T = ids.shape[:2]
+        past = 0 if cache is None else cache.get_seq_length()
+        S, dtype = past + T, self.embed_tokens.weight.dtype
+        for name, given, shape in (("attention_mask", attention_mask, (B, S)), ("segments", segments, (B, S))):
+            if given is not None and tuple(given.shape) != shape:
+                raise ValueError(f"{name} is {tuple(given.shape)}: it must be {shape}, one number a token, cached ones included")
+        padded = attention_mask is not None and not bool(attention_mask.all())
+        positions = torch.arange(S, device=ids.device)[None]
+        if padded:
+            positions = (attention_mask.long().cumsum(1) - 1).clamp(min=0)
+        mask = None
+        if padded or segments is not None or (past and T > 1):
+            mask = torch.ones(T, S, dtype=torch.bool, device=ids.device).tril(past)[None]
+            if padded:
+                mask = mask & attention_mask.bool()[:, None]
+            if segments is not None:
+                mask = mask & (segments[:, past:, None] == segments[:, None])
+            # a padding query looks at itself: a row with nothing to look at would be NaN
+            mask = (mask | torch.ones_like(mask).tril(past).triu(past))[:, None]
+        return Context(positions[:, past:], mask, self.config, dtype, cache)
+
+    def tokens(self, ids: torch.Tensor) -> torch.Tensor:
+        """x_0, the token embeddings. ids: (B, T), or (B, T, F) whose fields' embeddings add -> (B, T, D)."""
+        x = self.embed_tokens(ids)
+        if ids.dim() == 3:
+            x = x.sum(dim=2)
+        return x * self.config.embedding_scale if self.config.embedding_scale != 1 else x
 
     def embed(self, ids: torch.Tensor, context: Context | None = None) -> torch.Tensor:
-        """e = P(x_0), tokens through the prelude. ids: (B, T), or (B, T, F) whose fields' embeddings add -> (B, T, D)."""
-        e = self.embed_tokens(ids)
-        if ids.dim() == 3:
-            e = e.sum(dim=2)
+        """e = P(x_0), tokens through the prelude. ids: (B, T) or (B, T, F) -> (B, T, D)."""
+        return self._prelude(self.tokens(ids), context)
+
+    def _prelude(self, x: torch.Tensor, context: Context | None) -> torch.Tensor:
         if self.prelude:
-            context = context or self.context(ids)
-            for block in self.prelude:
-                e = block(e, context)
-        return e
+            context = context or self.context(x)
+            for i, block in enumerate(self.prelude):
+                x = block(x, context, slot(self.config, "prelude", i))
+        return x
 
-    def init_state(self, e: torch.Tensor, noise: torch.Tensor | None = None) -> torch.Tensor:
-        """z_0 from the input, zeros, or noise scaled by state_std. e: (B, T, D), noise: (B, T, D) standard normal -> (B, T, D).
+    def init_state(self, e: torch.Tensor, xi: torch.Tensor | None = None) -> torch.Tensor:
+        """z_0 from the input, zeros, or noise scaled by state_std. e: (B, T, D), xi: (B, T, D) of unit scale -> (B, T, D).
 
-        Without `noise`, a noise state takes `state_noise` of seed 0 at positions 0..T-1 in every row.
+        Without `xi`, a noise state takes the configuration's own noise at positions 0..T-1 in every row.
         """
         if self.config.state_init == "input":
             return e
         if self.config.state_init == "zeros":
             return torch.zeros_like(e)
-        if noise is None:
-            noise = state_noise(torch.arange(e.shape[1], device=e.device)[None], e.shape[2], seed=0).expand(e.shape)
-        return noise.to(e) * self.config.state_std
+        if xi is None:
+            xi = noise.state_noise(torch.arange(e.shape[1], device=e.device)[None], e.shape[2], self.config.state_noise)
+        wide = torch.promote_types(xi.dtype, e.dtype)  # one rounding
+        return (xi.to(wide) * self.config.state_std).to(e).expand(e.shape)
 
     def step(
         self, z: torch.Tensor, e: torch.Tensor, t: int, boundary: Boundary, context: Context | None = None
     ) -> torch.Tensor:
-        """One loop step, t counted from 0: normalise the INPUT if the boundary fires after step t - 1, apply the core, return
-        the RAW state. z, e: (B, T, D) -> (B, T, D)."""
+        """One loop step, t counted from 0: normalise the INPUT if the boundary fires after step t - 1, inject e, apply the
+        core, return the RAW state. z, e: (B, T, D) -> (B, T, D).
+
+        e is what `embed` gives, or `tokens` where injection_source is tokens.
+        """
         if boundary.fires_before(t):
             z = self.normalise(z)
+        if self.injection is not None:
+            z = self.injection(z, e)
         context = context or self.context(z)
-        for block in self.core:  # injection W(z, e) goes in front of this loop
-            z = block(z, context)
+        for i, block in enumerate(self.core):
+            z = block(z, context, slot(self.config, "core", i, t))
         return z
 
     def normalise(self, z: torch.Tensor) -> torch.Tensor:
@@ -134,8 +168,8 @@ class LoopedModel(PreTrainedModel):
             context = context or self.context(z)
             if normed and self.config.readout_order == "norm_coda_norm":
                 z = self.norm(z)
-            for block in self.coda:
-                z = block(z, context)
+            for i, block in enumerate(self.coda):
+                z = block(z, context, slot(self.config, "coda", i))
         if answer_positions is not None:
             z = at_positions(z, answer_positions)
         return self.lm_head(self.norm(z) if normed else z)
@@ -146,30 +180,40 @@ class LoopedModel(PreTrainedModel):
         loops: int | None = None,
         boundary: Boundary | None = None,
         initial_state: torch.Tensor | None = None,
-        state_seed: int = 0,
+        state_seed: int | None = None,
+        state_rows: torch.Tensor | None = None,
         context: Context | None = None,
     ) -> Iterator[torch.Tensor]:
         """The raw states z_1 .. z_loops in order, each (B, T, D). Defaults: the trained loop count and boundary.
 
-        initial_state: (B, T, D) replaces init_state; state_seed picks the noise where the state starts from noise.
-        Raises ValueError when loops is below 1.
+        initial_state: (B, T, D) replaces init_state; state_seed picks the noise where the state starts from noise (None: the
+        configuration's own, which for "hash" takes no seed); state_rows: (B,) row numbers that enter that hash, 0 by default.
+        Raises ValueError when loops is below 1 or initial_state has another shape.
         """
         loops = self.config.loops if loops is None else loops
         if loops < 1:
             raise ValueError(f"loops is {loops}: it must be at least 1")
         boundary = Boundary(self.config.boundary) if boundary is None else boundary
         context = context or self.context(ids)
-        e = self.embed(ids, context)
+        if isinstance(context.cache, LoopedCache):
+            context.cache.hold(loops, boundary)
+        x = self.tokens(ids)
+        e = self._prelude(x, context)
         if initial_state is not None:
+            if initial_state.shape != e.shape:
+                raise ValueError(f"initial_state is {tuple(initial_state.shape)}: it must be {tuple(e.shape)}, as the input")
             z = initial_state
         elif self.config.state_init == "noise":
-            z = self.init_state(e, state_noise(context.positions, self.config.d_model, state_seed).expand(e.shape))
+            kind, D = self.config.state_noise, self.config.d_model
+            z = self.init_state(e, noise.state_noise(context.positions, D, kind, state_seed, state_rows))
         else:
             z = self.init_state(e)
+        injected = e if self.config.injection_source == "prelude" else x
         for t in range(loops):
-            z = self.step(z, e, t, boundary, context)
+            z = self.step(z, injected, t, boundary, context)
             yield z
 
+    @can_return_tuple
     def forward(
         self,
         input_ids: torch.Tensor,
@@ -179,21 +223,45 @@ class LoopedModel(PreTrainedModel):
         boundary: Boundary | None = None,
         answer_positions: torch.Tensor | None = None,
         initial_state: torch.Tensor | None = None,
-        state_seed: int = 0,
-    ) -> CausalLMOutput:
+        state_seed: int | None = None,
+        state_rows: torch.Tensor | None = None,
+        segments: torch.Tensor | None = None,
+        exit_threshold: float | None = None,
+        cache: Cache | None = None,
+        use_cache: bool = False,
+        logits_to_keep: int = 0,
+    ) -> CausalLMOutputWithPast:
         """Logits after `loops` steps (the trained count by default), and the mean loss when labels are given.
 
         input_ids: (B, T) or (B, T, F) -> logits (B, T, V) with next-token labels (B, T), or (B, A, V) with labels (B, A) read
-        at answer_positions. Label -100 is ignored.
+        at answer_positions. Label -100 is ignored. exit_threshold below 1: each token is read at its own loop step, see
+        `exits`. With a cache, input_ids are the tokens that are not in it yet. logits_to_keep: the last so many alone, 0 all.
         """
-        context = self.context(input_ids, attention_mask)
-        *_, last = self.trajectory(input_ids, loops, boundary, initial_state, state_seed, context)
+        if cache is None and use_cache:
+            cache = LoopedCache()
+        context = self.context(input_ids, attention_mask, segments, cache)
+        states = self.trajectory(input_ids, loops, boundary, initial_state, state_seed, state_rows, context)
+        threshold = self.config.exit_threshold if exit_threshold is None else exit_threshold
+        if threshold < 1:
+            states = list(states)
+            last = exits.at_steps(states, exits.steps(exits.distribution(exits.gate_logits(self, states)), threshold))
+        else:
+            *_, last = states
+        if logits_to_keep and answer_positions is None:
+            T = input_ids.shape[1]
+            answer_positions = torch.arange(max(0, T - logits_to_keep), T, device=input_ids.device)
         logits = self.readout(last, answer_positions, context)
         loss = None
         if labels is not None:
             aligned, target = (logits, labels) if answer_positions is not None else (logits[:, :-1], labels[:, 1:])
             loss = F.cross_entropy(aligned.flatten(0, 1), target.flatten())
-        return CausalLMOutput(loss=loss, logits=logits)
+        return CausalLMOutputWithPast(loss=loss, logits=logits, cache=cache)
+
+    def generate(self, *args, **kwargs):
+        """transformers' `generate`, with a cache that has a slot for every layer and loop step unless use_cache is False."""
+        if kwargs.get("cache") is None and kwargs.get("use_cache") is not False:
+            kwargs["cache"] = LoopedCache()
+        return super().generate(*args, **kwargs)
 
 
 def at_positions(z: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

@@ -87,7 +87,19 @@ class Run:
 
 # An option added later goes here with the value that earlier runs had: at that value it is left out of the key, so that
 # they stay valid. Never change an entry.
-BEFORE = {}
+BEFORE = {
+    "n_kv_heads": None,
+    "head_dim": None,
+    "qk_bias": False,
+    "injection_source": "prelude",
+    "injection_bias": False,
+    "state_noise": "normal",
+    "exit_gate": False,
+    "exit_threshold": 1.0,
+    "rope": "half",
+    "embedding_scale": 1.0,
+    "tie_word_embeddings": False,
+}
 
 
 def keyed(values: dict) -> dict:

@@ -7,9 +7,31 @@ from lib.looped import LoopedModel, build
 
 ENVELOPES = {"full_stack": (0, 2, 0), "sandwich": (1, 2, 1)}
 
+# name -> configuration values beside the defaults: every value of every axis is in one of them
+VARIANTS = {
+    "raw readout": {"readout": "raw"},
+    "norm, coda, norm": {"readout_order": "norm_coda_norm"},
+    "zeros": {"state_init": "zeros", "injection": "concat", "injection_bias": True},
+    "grouped queries": {"n_heads": 4, "n_kv_heads": 2, "head_dim": 6, "rope": "interleaved"},
+    "axes paper": {"injection": "diagonal", "rope": "interleaved", "state_init": "noise", "state_noise": "hash"},
+    "from tokens": {"injection": "diagonal", "injection_source": "tokens", "rope_theta": 100.0},
+    "Ouro": {"block": "sandwich", "boundary": 1, "exit_gate": True},
+    "Huginn": {
+        "block": "sandwich_sum",
+        "injection": "concat",
+        "qk_bias": True,
+        "rope": "interleaved",
+        "readout_order": "norm_coda_norm",
+        "state_init": "noise",
+        "state_noise": "truncated",
+        "embedding_scale": 4.0,
+        "tie_word_embeddings": True,
+    },
+}
+
 
 def small(seed: int = 0, envelope: str = "full_stack", **values) -> LoopedModel:
-    """A model of 16 channels with random norm gains, so that a norm in the wrong place shows."""
+    """A model of 16 channels with random norm gains, biases and injections, so that one in the wrong place shows."""
     prelude, core, coda = ENVELOPES[envelope]
     layers = {"prelude": prelude, "core": core, "coda": coda}
     config = LoopedConfig(**{"vocab_size": 23, "d_model": 16, "n_heads": 2, "d_ff": 24} | layers | values)
@@ -19,6 +41,8 @@ def small(seed: int = 0, envelope: str = "full_stack", **values) -> LoopedModel:
         for name, parameter in model.named_parameters():
             if "norm" in name:
                 parameter.copy_(1 + 0.3 * torch.randn(parameter.shape, generator=generator))
+            elif "bias" in name or "injection" in name:
+                parameter.add_(0.3 * torch.randn(parameter.shape, generator=generator))
     return model
 
 

@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from lib import fused
 from lib.boundary import every, never
-from lib.config import LoopedConfig
+from lib.cache import LoopedCache
+from lib.config import AXES, LoopedConfig
 from lib.fused import Attend, NormLinear, SwiGLU
 from lib.layers import Block, Context
 from tests.models import small, tokens
@@ -19,8 +20,8 @@ def randn(*shape):
     return torch.randn(shape, generator=RANDOM, dtype=torch.float64, requires_grad=True)
 
 
-def block_and_context(block="pre_norm", T=5, heads=2, width=16):
-    config = LoopedConfig(d_model=width, n_heads=heads, d_ff=12, block=block)
+def block_and_context(block="pre_norm", T=5, heads=2, width=16, **values):
+    config = LoopedConfig(d_model=width, n_heads=heads, d_ff=12, block=block, **values)
     layer = Block(config).double()
     with torch.no_grad():
         for parameter in layer.parameters():
@@ -31,15 +32,22 @@ def block_and_context(block="pre_norm", T=5, heads=2, width=16):
 def test_each_function_has_the_gradient_of_what_it_computes():
     assert torch.autograd.gradcheck(lambda x, m: NormLinear.apply(x, m, 1e-3), (randn(2, 3, 4), randn(5, 4)))
     assert torch.autograd.gradcheck(SwiGLU.apply, (randn(2, 3, 8),))
-    _, context = block_and_context()
-    fused.prepare(shared := context(), 2, 16)
-    assert torch.autograd.gradcheck(lambda qkv: Attend.apply(qkv, shared.turns, shared.causal), (randn(2, 5, 48),))
+    for rope in AXES["rope"]:
+        layer, context = block_and_context(rope=rope)
+        fused.prepare(shared := context(), layer.attention)
+        assert torch.autograd.gradcheck(lambda qkv, c: Attend.apply(qkv, c.turns, c.causal), (randn(2, 5, 48), shared))
 
 
 @settings(max_examples=20, deadline=None)
-@given(st.sampled_from(["pre_norm", "sandwich"]), st.integers(1, 9), st.integers(1, 4), st.sampled_from([1, 2, 4]))
-def test_a_block_is_the_plain_block_in_outputs_and_all_gradients(kind, T, B, heads):
-    layer, context = block_and_context(kind, T, heads)
+@given(
+    st.sampled_from(AXES["block"]),
+    st.sampled_from(AXES["rope"]),
+    st.integers(1, 9),
+    st.integers(1, 4),
+    st.sampled_from([(1, None), (2, None), (4, None), (2, 6)]),
+)
+def test_a_block_is_the_plain_block_in_outputs_and_all_gradients(kind, rope, T, B, heads):
+    layer, context = block_and_context(kind, T, heads[0], head_dim=heads[1], rope=rope)
     found = []
     for compute in (lambda x: layer.plain(x, context()), lambda x: fused.block(x, layer, context())):
         layer.zero_grad()
@@ -104,6 +112,14 @@ def test_autocast_takes_the_plain_path_and_stays_finite():
     with torch.autocast("cpu", torch.bfloat16):
         assert not fused.suits(torch.zeros(2, 6, 16), model.context(ids))
         assert model(ids).logits.isfinite().all()
+
+
+def test_grouped_heads_biases_and_a_cache_take_the_plain_path():
+    for values in ({"n_kv_heads": 1}, {"qk_bias": True}):
+        assert not fused.untouched(small(**values).core[0]), values
+    model = small()
+    assert fused.untouched(model.core[0])
+    assert not fused.suits(torch.zeros(2, 7, 16), model.context(tokens(2, 7), cache=LoopedCache()))
 
 
 def test_padding_long_rows_and_half_precision_take_the_plain_path():

@@ -12,8 +12,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from lib.boundary import Boundary, every, never
 from lib.config import AXES, LoopedConfig
 from lib.evaluation import sweep
-from lib.looped import LoopedModel, at_positions, build, state_noise
-from tests.models import ENVELOPES, small, tokens
+from lib.looped import LoopedModel, at_positions, build
+from lib.noise import state_noise
+from tests import reference
+from tests.models import ENVELOPES, VARIANTS, small, tokens
 
 BOUNDARIES = (never, every(1), every(2), every(3))
 
@@ -27,67 +29,6 @@ def one_thread():
     torch.set_num_threads(before)
 
 
-# --- an independent reference: numpy in float64, written from the papers' equations ---------------------------------------
-
-
-def rms(x, gain, eps=1e-6):
-    return x / np.sqrt((x**2).mean(-1, keepdims=True) + eps) * gain
-
-
-def reference_block(x, w, prefix, n_heads, theta, sandwich):
-    T, D = x.shape
-    E = D // n_heads
-    y = rms(x, w[f"{prefix}.attention_norm.weight"])
-    q, k, v = np.split(y @ w[f"{prefix}.attention.qkv.weight"].T, 3, axis=1)
-    angle = np.arange(T)[:, None] * theta ** (-2 * np.arange(E // 2) / E)
-    out = np.zeros((T, D))
-    for h in range(n_heads):
-        part = slice(h * E, (h + 1) * E)
-
-        def turn(u):
-            a, b = u[:, : E // 2], u[:, E // 2 :]
-            return np.concatenate([a * np.cos(angle) - b * np.sin(angle), a * np.sin(angle) + b * np.cos(angle)], 1)
-
-        scores = turn(q[:, part]) @ turn(k[:, part]).T / np.sqrt(E)
-        scores[np.triu_indices(T, 1)] = -np.inf
-        p = np.exp(scores - scores.max(1, keepdims=True))
-        out[:, part] = p / p.sum(1, keepdims=True) @ v[:, part]
-    branch = out @ w[f"{prefix}.attention.o.weight"].T
-    x = x + (rms(branch, w[f"{prefix}.attention_branch_norm.weight"]) if sandwich else branch)
-    y = rms(x, w[f"{prefix}.feed_forward_norm.weight"])
-    gate, up = np.split(y @ w[f"{prefix}.feed_forward.gate_up.weight"].T, 2, axis=1)
-    hidden = gate / (1 + np.exp(-gate)) * up
-    branch = hidden @ w[f"{prefix}.feed_forward.down.weight"].T
-    return x + (rms(branch, w[f"{prefix}.feed_forward_branch_norm.weight"]) if sandwich else branch)
-
-
-def reference(model, ids, loops, period, z0=None):
-    """Logits and raw states of one row, from the definitions alone."""
-    c = model.config
-    w = {k: v.double().numpy() for k, v in model.state_dict().items()}
-
-    def stack(x, part, n):
-        for i in range(n):
-            x = reference_block(x, w, f"{part}.{i}", c.n_heads, c.rope_theta, c.block == "sandwich")
-        return x
-
-    e = w["embed_tokens.weight"][ids]
-    e = stack(e.sum(1) if ids.ndim == 2 else e, "prelude", c.prelude)
-    z = {"input": e, "zeros": np.zeros_like(e)}.get(c.state_init) if z0 is None else z0
-    between = w["norm.weight"] if c.shared_norm else w["boundary_norm.weight"]
-    states = []
-    for t in range(loops):
-        if t and period and t % period == 0:
-            z = rms(z, between)
-        z = stack(z, "core", c.core)
-        states.append(z)
-    normed = c.readout == "normalised"
-    if normed and c.readout_order == "norm_coda_norm":
-        z = rms(z, w["norm.weight"])
-    z = stack(z, "coda", c.coda)
-    return (rms(z, w["norm.weight"]) if normed else z) @ w["lm_head.weight"].T, states
-
-
 @pytest.mark.parametrize("envelope", ENVELOPES)
 @pytest.mark.parametrize("block", AXES["block"])
 @pytest.mark.parametrize("boundary", BOUNDARIES, ids=str)
@@ -99,19 +40,54 @@ def test_forward_and_states_equal_the_reference(envelope, block, boundary, share
     logits = model(ids, loops=5, boundary=boundary).logits
     assert len(states) == 5
     for row in range(2):
-        expected, raw = reference(model, ids[row].numpy(), 5, boundary.period)
+        expected, raw = reference.forward(model, ids[row].numpy(), 5, boundary.period)
         np.testing.assert_allclose(logits[row].detach().numpy(), expected, atol=1e-10)
         for ours, theirs in zip(states, raw, strict=True):
             np.testing.assert_allclose(ours[row].detach().numpy(), theirs, atol=1e-10)
 
 
-@pytest.mark.parametrize("values", [{"readout": "raw"}, {"readout_order": "norm_coda_norm"}, {"state_init": "zeros"}], ids=str)
+@pytest.mark.parametrize("values", [v for v in VARIANTS.values() if v.get("state_init") != "noise"], ids=str)
 @pytest.mark.parametrize("fields", [None, 3])
 def test_other_axis_values_equal_the_reference(values, fields):
     model = small(envelope="sandwich", **values).double()
     ids = tokens(2, 6, fields=fields)
-    expected, _ = reference(model, ids[0].numpy(), 3, 1)
-    np.testing.assert_allclose(model(ids, loops=3, boundary=every(1)).logits[0].detach().numpy(), expected, atol=1e-10)
+    for boundary in (never, every(1)):
+        expected, _ = reference.forward(model, ids[0].numpy(), 3, boundary.period)
+        np.testing.assert_allclose(model(ids, loops=3, boundary=boundary).logits[0].detach().numpy(), expected, atol=1e-10)
+
+
+@given(st.data())
+@settings(max_examples=25, deadline=None)
+def test_any_point_of_the_design_space_equals_the_reference(data):
+    axes = {axis: data.draw(st.sampled_from(AXES[axis]), label=axis) for axis in AXES if axis != "readout_order"}
+    axes |= {"n_kv_heads": data.draw(st.sampled_from([None, 1, 2, 4])), "head_dim": data.draw(st.sampled_from([None, 2, 6]))}
+    axes |= {key: data.draw(st.booleans(), label=key) for key in ("qk_bias", "injection_bias", "shared_norm")}
+    envelope = data.draw(st.sampled_from(sorted(ENVELOPES)))
+    model = small(envelope=envelope, **{"n_heads": 4} | axes).double()
+    ids, period = tokens(2, 6), data.draw(st.integers(0, 2))
+    z0 = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0)).double() if model.config.state_init == "noise" else None
+    got = model(ids, loops=3, boundary=Boundary(period), initial_state=z0).logits[1].detach().numpy()
+    expected, _ = reference.forward(model, ids[1].numpy(), 3, period, z0=None if z0 is None else z0[1].numpy())
+    np.testing.assert_allclose(got, expected, atol=1e-9)
+
+
+def test_segments_see_only_themselves():
+    model, ids = small(envelope="sandwich").double(), tokens(2, 8)
+    segments = torch.tensor([[0, 0, 0, 1, 1, 2, 2, 2], [0] * 8])
+    got = model(ids, loops=3, segments=segments).logits.detach().numpy()
+    for row in range(2):
+        expected, _ = reference.forward(model, ids[row].numpy(), 3, 0, segments=segments[row].numpy())
+        np.testing.assert_allclose(got[row], expected, atol=1e-10)
+
+
+def test_a_tied_head_is_the_embedding(tmp_path):
+    model = small(tie_word_embeddings=True)
+    assert model.lm_head.weight is model.embed_tokens.weight
+    assert model.num_parameters() == small().num_parameters() - model.embed_tokens.weight.numel()
+    model.save_pretrained(tmp_path)
+    back = LoopedModel.from_pretrained(tmp_path).eval()
+    assert back.lm_head.weight is back.embed_tokens.weight
+    assert torch.equal(back(tokens()).logits, model(tokens()).logits)
 
 
 # --- the bitwise promises -----------------------------------------------------------------------------------------------
@@ -127,6 +103,15 @@ def test_at_one_loop_every_boundary_is_bitwise_the_same(envelope, state_init, re
     two = [model(ids, loops=2, boundary=b).logits for b in (never, every(1))]
     # a state of zeros stays zero while nothing is injected
     assert torch.equal(*two) == (state_init == "zeros"), "the boundaries must differ from two loops on"
+
+
+@pytest.mark.parametrize("values", VARIANTS.values(), ids=VARIANTS)
+def test_every_axis_value_keeps_the_bitwise_promises(values):
+    model, ids, at = small(envelope="sandwich", **values), tokens(4, 9), torch.tensor([2, 8])
+    first, *rest = (model(ids, loops=1, boundary=b).logits for b in BOUNDARIES)
+    assert all(torch.equal(first, other) for other in rest)
+    for K, logits, _ in sweep(model, ids, at, 5, every(1)):
+        assert torch.equal(logits, model(ids, loops=K, boundary=every(1), answer_positions=at).logits), K
 
 
 @pytest.mark.parametrize("envelope", ENVELOPES)
@@ -187,16 +172,29 @@ def test_build_depends_on_config_and_seed_alone():
 @settings(max_examples=25, deadline=None)
 def test_noise_depends_on_seed_and_position_alone(seed, length, start):
     positions = torch.arange(length)[None]
-    whole = state_noise(positions, 6, seed)
-    assert torch.equal(whole, state_noise(positions.expand(3, -1), 6, seed)[2:]), "another batch row"
-    tail = state_noise(positions[:, start:], 6, seed) if start < length else whole[:, :0]
+    whole = state_noise(positions, 6, seed=seed)
+    assert torch.equal(whole, state_noise(positions.expand(3, -1), 6, seed=seed)[2:]), "another batch row"
+    tail = state_noise(positions[:, start:], 6, seed=seed) if start < length else whole[:, :0]
     assert torch.equal(whole[:, start:], tail if start < length else whole[:, start:]), "another length"
-    assert not torch.equal(whole, state_noise(positions, 6, seed + 1))
+    assert not torch.equal(whole, state_noise(positions, 6, seed=seed + 1))
 
 
-def test_noise_is_standard_normal():
-    sample = state_noise(torch.arange(4000)[None], 16, seed=7)
-    assert abs(sample.mean()) < 0.02 and abs(sample.std() - 1) < 0.02
+@pytest.mark.parametrize("kind, sd", [("normal", 1), ("truncated", 0.98658), ("hash", 1)])
+def test_noise_has_its_distribution(kind, sd):
+    sample = state_noise(torch.arange(4000)[None], 16, kind, seed=None if kind == "hash" else 7)
+    assert abs(sample.mean()) < 0.02 and abs(sample.std() - sd) < 0.02
+    assert (sample.abs().max() <= 3) == (kind == "truncated")
+
+
+def test_the_hashed_state_takes_rows_and_a_seed_makes_it_a_draw():
+    positions = torch.arange(5)[None]
+    by_row = state_noise(positions, 8, "hash", rows=torch.tensor([0, 1]))
+    assert torch.equal(by_row[:1], state_noise(positions, 8, "hash")) and not torch.equal(by_row[0], by_row[1])
+    assert torch.equal(state_noise(positions, 8, "hash", seed=3), state_noise(positions, 8, "normal", seed=3))
+    model, ids = small(state_init="noise", state_noise="hash"), tokens(2, 5)
+    rows = model(ids, state_rows=torch.tensor([0, 1])).logits
+    assert torch.equal(rows[0], model(ids).logits[0]) and not torch.equal(rows[1], model(ids).logits[1])
+    assert not torch.equal(model(ids).logits, model(ids, state_seed=0).logits)
 
 
 @pytest.mark.parametrize("state_init", AXES["state_init"])
@@ -239,7 +237,11 @@ def test_loss_is_next_token_or_aligned_at_answer_positions():
         ({"d_model": 30, "n_heads": 4}, "d_model is 30"),
         ({"boundary": -1}, "boundary is -1"),
         ({"block": "post_norm"}, "pre_norm, sandwich"),
-        ({"injection": "concat"}, "injection is 'concat'"),
+        ({"injection": "gated"}, "none, concat, diagonal"),
+        ({"state": "shared_hl"}, "state is 'shared_hl'"),
+        ({"n_heads": 4, "n_kv_heads": 3}, "n_kv_heads is 3"),
+        ({"head_dim": 5}, "head_dim is 5"),
+        ({"exit_threshold": 0.0}, "exit_threshold"),
         ({"readout_order": "norm_coda_norm"}, "coda"),
         ({"norm_eps": 0.0}, "norm_eps"),
     ],
