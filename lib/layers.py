@@ -38,7 +38,7 @@ def rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, interleaved: b
 
 
 class Attention(nn.Module):
-    """Causal attention with rotary positions; heads of keys and values may be fewer than those of queries. (B, T, D) -> same."""
+    """Causal attention with rotary positions, G key and value heads for H query heads. (B, T, D) -> (B, T, D)."""
 
     def __init__(self, config):
         super().__init__()

@@ -87,7 +87,9 @@ class LoopedModel(PreTrainedModel, GenerationMixin):
         S, dtype = past + T, self.embed_tokens.weight.dtype
         for name, given, shape in (("attention_mask", attention_mask, (B, S)), ("segments", segments, (B, S))):
             if given is not None and tuple(given.shape) != shape:
-                raise ValueError(f"{name} is {tuple(given.shape)}: it must be {shape}, one number a token, cached ones included")
+                raise ValueError(
+                    f"{name} is {tuple(given.shape)}: it must be {shape}, one number a token, cached ones included"
+                )
         padded = attention_mask is not None and not bool(attention_mask.all())
         positions = torch.arange(S, device=ids.device)[None]
         if padded:
@@ -257,11 +259,24 @@ class LoopedModel(PreTrainedModel, GenerationMixin):
             loss = F.cross_entropy(aligned.flatten(0, 1), target.flatten())
         return CausalLMOutputWithPast(loss=loss, logits=logits, cache=cache)
 
-    def generate(self, *args, **kwargs):
-        """transformers' `generate`, with a cache that has a slot for every layer and loop step unless use_cache is False."""
+    def generate(self, inputs: torch.Tensor | None = None, *args, attention_mask: torch.Tensor | None = None, **kwargs):
+        """transformers' `generate`, with a cache that has a slot for every layer and loop step unless use_cache is False.
+
+        Rows padded on the right are generated as if padded on the left, since new tokens follow the last column; the prompt
+        comes back as it was given.
+        """
         if kwargs.get("cache") is None and kwargs.get("use_cache") is not False:
             kwargs["cache"] = LoopedCache()
-        return super().generate(*args, **kwargs)
+        ids = kwargs.pop("input_ids", None) if inputs is None else inputs
+        given = ids
+        if attention_mask is not None and ids is not None and not bool(attention_mask[:, -1].all()):
+            order = attention_mask.bool().to(torch.uint8).argsort(dim=1, stable=True)  # padding first, the rest in order
+            ids, attention_mask = ids.gather(1, order), attention_mask.gather(1, order)
+        out = super().generate(ids, *args, attention_mask=attention_mask, **kwargs)
+        if ids is not given:
+            tokens = out if isinstance(out, torch.Tensor) else out.sequences
+            tokens[:, : given.shape[1]] = given.repeat_interleave(len(tokens) // len(given), dim=0)
+        return out
 
 
 def at_positions(z: torch.Tensor, positions: torch.Tensor) -> torch.Tensor:

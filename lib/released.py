@@ -1,0 +1,163 @@
+"""Published checkpoints as the one model: find a hub id or a folder, say what it is, load it.
+
+No remote code runs and only safetensors are read. What can be loaded is listed in params/models.yaml.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+import yaml
+from huggingface_hub import snapshot_download
+from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
+from transformers import GenerationConfig, PreTrainedTokenizerFast
+
+from lib import checkpoint, families, manifest, paths
+from lib.checkpoint_plan import Plan
+from lib.looped import LoopedModel
+
+DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One checkpoint of the catalogue: its hub id, and its plan or the sentence that says what is missing to load it."""
+
+    id: str
+    plan: Plan | None
+    missing: str = ""
+
+
+def catalogue() -> list[Entry]:
+    """Every checkpoint of params/models.yaml, in its order."""
+    file = paths.params() / "models.yaml"
+    entries = []
+    for group in yaml.safe_load(file.read_text(encoding="utf-8")).values():
+        for id, own in group["checkpoints"].items():
+            base, section = group["config"], group.get("section")
+            config = {section: base | (own or {})} if section else base | (own or {})
+            try:
+                entries.append(Entry(id, families.plan(config, f"{file.name}, {id}")))
+            except ValueError as error:
+                entries.append(Entry(id, None, str(error).split(f"{id}: ")[-1]))
+    return entries
+
+
+def find(source: str | Path, revision: str | None = None) -> tuple[Path, bool]:
+    """The folder of a checkpoint, and whether it is the hub's own cache: a folder, or a hub id that was downloaded.
+
+    A hub id is looked for in models/<its name> and in the hub's cache; nothing is downloaded. Raises ValueError with the
+    command that downloads it, or naming the folder that is not there.
+    """
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return path, False
+    if path.is_file():
+        if path.name.endswith(checkpoint.PICKLES):
+            raise ValueError(f"{path} is a pickle, {checkpoint.RISK}")
+        raise ValueError(f"{path} is a file: give the folder that holds config.json and the weights")
+    name = str(source)
+    if name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
+        raise ValueError(f"{name} is neither a folder nor a hub id such as ByteDance/Ouro-1.4B")
+    if (beside := paths.ROOT / "models" / name.split("/")[1]).is_dir():
+        return beside, False
+    try:
+        return Path(snapshot_download(name, revision=revision, local_files_only=True)), True
+    except (LocalEntryNotFoundError, HFValidationError) as error:
+        raise ValueError(f"{name} is not on this machine: get it with `{command(name)}`, then call again") from error
+
+
+def command(id: str) -> str:
+    """The command that downloads a checkpoint to where `find` looks."""
+    native = f" --local-dir models/{id.split('/')[1]}" if id.startswith("IFM/") else ""  # a layout that allows no links
+    return f"hf download {id}{native}"
+
+
+def plan_of(folder: Path) -> Plan:
+    """What the config.json of a folder means. Raises ValueError, one sentence, when that cannot be loaded."""
+    return families.plan(checkpoint.read_json(folder / "config.json"), str(folder / "config.json"))
+
+
+def run_dtype(wanted: torch.dtype | str | None, plan: Plan) -> torch.dtype:
+    """The type to run in: the one asked for, else the checkpoint's own. Raises ValueError for one that is no float type."""
+    name = plan.dtype if wanted is None else str(wanted).removeprefix("torch.")
+    if name not in DTYPES:
+        raise ValueError(f"dtype is {name!r}: it must be one of {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def load(
+    source: str | Path,
+    dtype: torch.dtype | str | None = None,
+    device: torch.device | str = "cpu",
+    revision: str | None = None,
+) -> LoopedModel:
+    """A published checkpoint, or a model saved by this project, ready to be read.
+
+    source: a folder or a hub id; dtype: the checkpoint's own by default. Its generation settings carry the family's stop and
+    padding tokens. Peak memory is the weights in `dtype` and a slice. Raises ValueError, one sentence, for every way in which
+    a checkpoint can be absent, unknown, incomplete, damaged or unsafe.
+    """
+    folder, cached = find(source, revision)
+    plan = plan_of(folder)
+    if plan.family == "axes paper":
+        manifest.verify(folder, cached)
+    with torch.device("meta"):
+        model = LoopedModel(plan.config).to(run_dtype(dtype, plan))
+    checkpoint.check(folder, plan)  # before memory is taken
+    model.to_empty(device=device)
+    model.tie_weights()
+    checkpoint.fill(model, plan, folder)
+    model.generation_config = GenerationConfig(
+        bos_token_id=plan.start, eos_token_id=list(plan.stop) or None, pad_token_id=plan.pad
+    )
+    return model.eval()
+
+
+def tokenizer(source: str | Path, revision: str | None = None) -> PreTrainedTokenizerFast:
+    """The tokenizer beside a checkpoint, padding on the left with the family's padding token.
+
+    Raises ValueError when there is none, or when it has tokens that the model has not.
+    """
+    folder, _ = find(source, revision)
+    plan = plan_of(folder)
+    inside = folder
+    if plan.family == "axes paper":
+        inside = folder / checkpoint.read_json(folder / "config.json").get("tokenizer", {}).get("path", "tokenizer")
+    if not (inside / "tokenizer.json").is_file():
+        raise ValueError(f"{inside / 'tokenizer.json'} is missing: the checkpoint's tokenizer must lie beside it")
+    found = PreTrainedTokenizerFast.from_pretrained(inside, local_files_only=True, padding_side="left")
+    if len(found) > plan.config.vocab_size:
+        raise ValueError(
+            f"{inside / 'tokenizer.json'} has {len(found)} tokens and the model {plan.config.vocab_size}: it is another model's"
+        )
+    if found.pad_token is None:
+        pad = plan.pad if plan.pad is not None else found.eos_token_id
+        found.pad_token = found.convert_ids_to_tokens(pad if pad is not None else 0)
+    return found
+
+
+def present(id: str) -> Path | None:
+    """The folder of a checkpoint that is on this machine, or None."""
+    try:
+        return find(id)[0]
+    except ValueError:
+        return None
+
+
+def table() -> list[str]:
+    """Lines of what can be loaded: family, hub id, parameters, memory in bf16 and fp32, and where it is on this machine."""
+    lines = [f"{'checkpoint':<52} {'family':<10} {'loops':>5} {'parameters':>14} {'bf16':>9} {'fp32':>9}  on this machine"]
+    for entry in catalogue():
+        if entry.plan is None:
+            lines.append(f"{entry.id:<52} {'axes paper':<10} not yet: {entry.missing}")
+            continue
+        n = entry.plan.parameters
+        memory = [f"{n * width / 2**30:.2f} GiB" for width in (2, 4)]
+        where = present(entry.id)
+        lines.append(
+            f"{entry.id:<52} {entry.plan.family:<10} {entry.plan.config.loops:>5} {n:>14,} {memory[0]:>9} {memory[1]:>9}  "
+            + (os.fspath(where) if where else f"no: {command(entry.id)}")
+        )
+    return lines
