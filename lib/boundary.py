@@ -1,13 +1,9 @@
-"""Where the loop-boundary norm sits: the value an intervention passes in, and the instrumentation that finds it.
+"""Where the loop-boundary norm sits: the value an intervention passes in. `instruments` finds it in a model.
 
 Contract paper, "The axis: loop-boundary normalization". A boundary is a value, never a patched forward.
 """
 
-from collections import Counter
 from dataclasses import dataclass
-
-import torch
-from torch import nn
 
 
 @dataclass(frozen=True)
@@ -36,35 +32,3 @@ def every(k: int) -> Boundary:
     if not isinstance(k, int) or k < 1:
         raise ValueError(f"every(k) was given k = {k!r}: k must be a whole number of steps, 1 or more")
     return Boundary(k)
-
-
-@torch.no_grad()
-def norm_calls(model: nn.Module, loop_counts, run) -> dict[str, tuple[int, ...]]:
-    """Calls of every normalisation module during one forward pass at each loop count.
-
-    `run(model, loops)` performs the pass; a module counts as a norm when its class name contains "norm". Returns
-    {module name: (calls at each of loop_counts)}. Works on any model, not only ours.
-    """
-    norms = {name: m for name, m in model.named_modules() if "norm" in type(m).__name__.lower()}
-    found = []
-    for loops in loop_counts:
-        calls = Counter()
-        hooks = [m.register_forward_hook(lambda *_, c=calls, n=name: c.update([n])) for name, m in norms.items()]
-        try:
-            run(model, loops)
-        finally:
-            for hook in hooks:
-                hook.remove()
-        found.append(calls)
-    return {name: tuple(calls[name] for calls in found) for name in norms}
-
-
-def placement(calls: tuple[int, ...]) -> str:
-    """Where a norm acts, from its calls at growing loop counts (contract paper, "The axis").
-
-    "inside the loop" when the count grows with the loop count, "readout path" when it is called equally often, "unused"
-    when it is never called.
-    """
-    if not any(calls):
-        return "unused"
-    return "inside the loop" if calls[-1] > calls[0] else "readout path"

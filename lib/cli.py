@@ -1,4 +1,7 @@
-"""The commands behind make: run, claims, doctor, refresh, readme, pilot. Errors are one sentence on stderr and exit code 1."""
+"""The commands behind make: run, claims, models, doctor, refresh, readme, pilot.
+
+Errors are one sentence on stderr and exit code 1.
+"""
 
 import argparse
 import json
@@ -48,6 +51,10 @@ def _parser() -> argparse.ArgumentParser:
     claims.add_argument("--scale", default="laptop", help=f"one of {', '.join(SCALES)}")
     claims.add_argument("--json", action="store_true", help="as JSON, one object a claim")
     claims.set_defaults(command=print_claims)
+
+    models = commands.add_parser("models", help="checkpoints that can be loaded; with one named, check it without loading it")
+    models.add_argument("model", nargs="?", metavar="MODEL", help="a hub id or a folder")
+    models.set_defaults(command=print_models)
 
     doctor = commands.add_parser("doctor", help="versions, machine, store health, pairs in sync, stale results")
     doctor.set_defaults(command=diagnose)
@@ -109,6 +116,14 @@ def print_claims(args) -> int:
         raise ValueError(f"scale is {args.scale!r}: it must be one of {', '.join(SCALES)}.")
     frame, _ = claims.collect(paths.outputs() / args.scale)
     print(json.dumps(json.loads(frame.to_json(orient="records")), indent=1) if args.json else claims.table(frame))
+    return 0
+
+
+def print_models(args) -> int:
+    """Print what can be loaded, or hold one checkpoint's files against its configuration and print what it is."""
+    from lib import released
+
+    print("\n".join(released.inspect(args.model) if args.model else released.table()))
     return 0
 
 

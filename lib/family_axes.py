@@ -3,6 +3,7 @@
 from lib.checkpoint_plan import Piece, Plan, Reader, layer_pieces
 from lib.config import LoopedConfig
 
+NAME = "axes paper"
 LAYER = {
     "q": "attention.wq.weight",
     "k": "attention.wk.weight",
@@ -59,7 +60,7 @@ def plan(read: Reader) -> Plan:
         Piece("output.final_norm.weight", (D,), "norm.weight", add=1.0),
         Piece("output.output.weight", (c.vocab_size, D), "lm_head.weight"),
     ]
-    return Plan("axes paper", c, tuple(pieces), dtype="bfloat16")
+    return Plan(NAME, c, tuple(pieces), dtype="bfloat16")
 
 
 def _axes_values(read: Reader, experts: int) -> dict:
@@ -84,8 +85,9 @@ def _axes_values(read: Reader, experts: int) -> dict:
         end = read.whole("loop_end_layers", default=layers)
         if not 0 <= start < end <= layers:
             raise read.refuse("loop_start_layer and loop_end_layers", (start, end), f"a span of the {layers} layers")
-        values |= {"prelude": start, "core": end - start, "coda": layers - end, "injection_source": "tokens"}
-        values |= {"injection": read.get("loop_input_injection", default="none")}
+        values |= {"prelude": start, "core": end - start, "coda": layers - end}
+        if (injection := read.get("loop_input_injection", default="none")) != "none":
+            values |= {"injection": injection, "injection_source": "tokens"}
         return values
     if arch != "huginn":
         raise read.refuse("arch", arch, "'transformer' or 'huginn'")
@@ -97,6 +99,8 @@ def _axes_values(read: Reader, experts: int) -> dict:
     if start not in STATES:
         raise read.refuse("huginn_state_init", start, " or ".join(map(repr, STATES)))
     hierarchy = read.get("huginn_hierarchical_state", default="none")
-    values |= {"prelude": prelude, "core": core, "coda": coda, "state_init": STATES[start], "state_std": D**-0.5}
-    values |= {"injection": read.get("huginn_input_injection", default="none"), "state_noise": "hash"}
+    values |= {"prelude": prelude, "core": core, "coda": coda, "state_init": STATES[start]}
+    values |= {"injection": read.get("huginn_input_injection", default="none")}
+    if start == "normal":
+        values |= {"state_noise": "hash", "state_std": D**-0.5}
     return values | {"state": "single" if hierarchy == "none" else hierarchy}

@@ -29,7 +29,7 @@ def suits(x: torch.Tensor, context) -> bool:
 
 def untouched(layer) -> bool:
     """Whether the modules that `block` passes over are ones it knows, and as they were built: not replaced, and with no hook
-    that would wait in vain (`boundary.norm_calls` counts by hooks)."""
+    that would wait in vain (`instruments.module_calls` counts by hooks)."""
     attention, feed_forward = layer.attention, layer.feed_forward
     if attention.qk_bias is not None or attention.kv_heads != attention.n_heads:
         return False

@@ -299,3 +299,26 @@ def verdict_counts(frame: pd.DataFrame) -> alt.TopLevelMixin:
     x = alt.X("size:Q", title="claims")
     bars = alt.Chart(counts).encode(x=x, y=y, color=colour, order="order:Q").mark_bar(stroke="white")
     return _style(bars.properties(width=520, height=260))
+
+
+def placements(frame: pd.DataFrame, counts: tuple[int, int], title: str = "") -> alt.TopLevelMixin:
+    """Where the normalisations of several models act, one panel a model: the calls that a norm gains with each further loop
+    step, by place, with the number of norm modules. frame: one row a norm, columns model, calls (at `counts`), acts.
+    """
+    frame = frame[frame["calls"].map(any)]
+    gained = frame["calls"].map(lambda calls: (calls[-1] - calls[0]) / (counts[-1] - counts[0]))
+    spots = frame.assign(gained=gained).groupby(["model", "gained", "acts"], sort=False).size().reset_index(name="modules")
+    order = ["outside the loop", "inside a looped layer", "at the loop boundary"]
+    most = int(spots["gained"].max()) + 1
+    x = alt.X("gained:Q", scale=alt.Scale(domain=[-0.3, most]), axis=alt.Axis(values=list(range(most))))
+    y = alt.Y("acts:N", sort=order, scale=alt.Scale(domain=order), title=None, axis=alt.Axis(labelLimit=200))
+    colour = alt.Color("acts:N", scale=alt.Scale(domain=order, range=list(COLOURS[:3])), legend=None)
+    shape = alt.Shape("acts:N", scale=alt.Scale(domain=order, range=list(SHAPES[:3])), legend=None)
+    panels, across = [], 4
+    for i, (model, own) in enumerate(spots.groupby("model", sort=False)):
+        named = x.title("calls gained a loop step")
+        rows = y if i % across == 0 else y.axis(alt.Axis(labels=False, ticks=False))
+        dots = alt.Chart(own).mark_point(filled=True, size=110, opacity=1).encode(named, rows, colour, shape)
+        names = alt.Chart(own).mark_text(dx=11, align="left", fontSize=FONT - 1).encode(named, rows, text="modules:Q")
+        panels.append((dots + names).properties(width=150, height=90, title=model))
+    return _style(alt.concat(*panels, columns=across).properties(title=title))

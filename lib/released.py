@@ -3,7 +3,6 @@
 No remote code runs and only safetensors are read. What can be loaded is listed in params/models.yaml.
 """
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,8 +12,10 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from lib import checkpoint, families, manifest, paths
+from lib import checkpoint, families, family_axes, manifest, paths
+from lib.boundary import Boundary
 from lib.checkpoint_plan import Plan
+from lib.config import LoopedConfig
 from lib.looped import LoopedModel
 
 DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
@@ -101,11 +102,9 @@ def load(
     """
     folder, cached = find(source, revision)
     plan = plan_of(folder)
-    if plan.family == "axes paper":
-        manifest.verify(folder, cached)
+    _verified(folder, plan, cached)  # before memory is taken
     with torch.device("meta"):
         model = LoopedModel(plan.config).to(run_dtype(dtype, plan))
-    checkpoint.check(folder, plan)  # before memory is taken
     model.to_empty(device=device)
     model.tie_weights()
     checkpoint.fill(model, plan, folder)
@@ -123,7 +122,7 @@ def tokenizer(source: str | Path, revision: str | None = None) -> PreTrainedToke
     folder, _ = find(source, revision)
     plan = plan_of(folder)
     inside = folder
-    if plan.family == "axes paper":
+    if plan.family == family_axes.NAME:
         inside = folder / checkpoint.read_json(folder / "config.json").get("tokenizer", {}).get("path", "tokenizer")
     if not (inside / "tokenizer.json").is_file():
         raise ValueError(f"{inside / 'tokenizer.json'} is missing: the checkpoint's tokenizer must lie beside it")
@@ -138,6 +137,34 @@ def tokenizer(source: str | Path, revision: str | None = None) -> PreTrainedToke
     return found
 
 
+def inspect(source: str | Path, revision: str | None = None) -> list[str]:
+    """Lines that say what a checkpoint is, after all its files were held against its configuration; nothing is loaded.
+
+    Raises ValueError as `load` does.
+    """
+    folder, cached = find(source, revision)
+    plan = plan_of(folder)
+    _verified(folder, plan, cached)
+    c, n = plan.config, plan.parameters
+    names = [key for key in LoopedConfig.__annotations__ if getattr(c, key) != getattr(LoopedConfig(), key)]
+    return [
+        f"folder      {folder}",
+        f"family      {plan.family}",
+        f"layers      {c.prelude} before the loop, {c.core} looped {c.loops} times, {c.coda} after it",
+        f"parameters  {n:,}",
+        f"memory      {memory(n, 2)} in bfloat16, {memory(n, 4)} in float32; it asks for {plan.dtype}",
+        f"boundary    the norm acts at the loop boundary: {Boundary(c.boundary)}",
+        f"stop        tokens {', '.join(map(str, plan.stop)) or 'none'}; padding {plan.pad}",
+        f"values      {', '.join(f'{key}={getattr(c, key)}' for key in names)}",
+    ]
+
+
+def _verified(folder: Path, plan: Plan, cached: bool) -> None:
+    if plan.family == family_axes.NAME:
+        manifest.verify(folder, cached)
+    checkpoint.check(folder, plan)
+
+
 def present(id: str) -> Path | None:
     """The folder of a checkpoint that is on this machine, or None."""
     try:
@@ -146,18 +173,27 @@ def present(id: str) -> Path | None:
         return None
 
 
+def memory(parameters: int, bytes_each: int) -> str:
+    """The weights' memory in words."""
+    size = parameters * bytes_each
+    return f"{size / 2**30:.2f} GiB" if size >= 2**30 / 100 else f"{size / 2**20:.2f} MiB"
+
+
 def table() -> list[str]:
     """Lines of what can be loaded: family, hub id, parameters, memory in bf16 and fp32, and where it is on this machine."""
-    lines = [f"{'checkpoint':<52} {'family':<10} {'loops':>5} {'parameters':>14} {'bf16':>9} {'fp32':>9}  on this machine"]
+    lines = [
+        f"{'checkpoint':<52} {'family':<10} {'loops':>5} {'parameters':>14} {'bfloat16':>9} {'float32':>9}  on this machine"
+    ]
+    waiting = []
     for entry in catalogue():
         if entry.plan is None:
-            lines.append(f"{entry.id:<52} {'axes paper':<10} not yet: {entry.missing}")
+            waiting.append(f"{entry.id:<52} {entry.missing}")
             continue
-        n = entry.plan.parameters
-        memory = [f"{n * width / 2**30:.2f} GiB" for width in (2, 4)]
+        plan, n = entry.plan, entry.plan.parameters
         where = present(entry.id)
         lines.append(
-            f"{entry.id:<52} {entry.plan.family:<10} {entry.plan.config.loops:>5} {n:>14,} {memory[0]:>9} {memory[1]:>9}  "
-            + (os.fspath(where) if where else f"no: {command(entry.id)}")
+            f"{entry.id:<52} {plan.family:<10} {plan.config.loops:>5} {n:>14,} {memory(n, 2):>9} {memory(n, 4):>9}  "
+            f"{where if where else 'no'}"
         )
-    return lines
+    lines += ["", "Published too, and not built yet:", *waiting, ""]
+    return lines + [f"To get one: `{command('ByteDance/Ouro-1.4B')}`; of the axes paper's: `{command('IFM/NAME')}`."]

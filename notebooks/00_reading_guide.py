@@ -27,15 +27,18 @@ instance: int = 0  # which test instance to follow
 # %%
 import pandas as pd
 import torch
+from transformers.utils import logging
 
-from lib import experiment, params, paths, plots, results
-from lib.boundary import every, never, norm_calls, placement
+from lib import experiment, foreign, instruments, params, paths, plots, results
+from lib.boundary import never
+from lib.config import LoopedConfig
 from lib.experiment import ARMS, Job
 from lib.looped import build
 
 chosen = params.of(globals())
 out = results.begin("00_reading_guide", scale)
 plots.setup()
+logging.set_verbosity_error()  # nothing about faster kernels that are not installed
 
 # %% [markdown]
 # ## A looped model by hand
@@ -64,15 +67,33 @@ with torch.no_grad():
 # ## Two places for one norm
 #
 # The readout normalises the state before the head reads it. Ouro also normalises it at the end of every loop step, with the
-# same module; Huginn does not. Instrumentation tells them apart without reading any code: count the norm's calls at two loop
-# counts. A count that grows with the loop count acts inside the loop.
+# same module; Huginn does not. Instrumentation tells them apart without reading any code: count every norm's calls at two loop
+# counts (2 and 5 here). A count that grows acts inside the loop: within one of its layers, or at its boundary, beside them.
+# Below, our model in the two styles, and every looped class that the installed transformers library ships and whose loop count
+# can be set, each small and random.
 
 # %%
-rows = []
-for boundary in (never, every(1), every(2)):
-    calls = norm_calls(model, (2, 8), lambda m, loops, b=boundary: m(ids[:1], loops=loops, boundary=b))["norm"]
-    rows.append([str(boundary), *calls, placement(calls)])
-pd.DataFrame(rows, columns=["boundary", "calls at K = 2", "calls at K = 8", "the final norm acts"])
+styles = {
+    "Ouro's style": {"core": 2, "block": "sandwich", "boundary": 1},
+    "Huginn's style": {"prelude": 1, "core": 2, "coda": 1, "block": "sandwich_sum", "readout_order": "norm_coda_norm"},
+}
+cases = {}
+for style, values in styles.items():
+    own = build(LoopedConfig(vocab_size=model.config.vocab_size, **values), seed=0)
+    cases[style] = (own, lambda m, loops: m(ids[:1], loops=loops))
+cases |= {name: (foreign.tiny(name), foreign.run) for name in foreign.CLASSES}
+found = {name: instruments.norms(m, (2, 5), run) for name, (m, run) in cases.items()}
+norms = pd.concat(found, names=["model"]).reset_index("model")
+out.chart(plots.placements(norms, (2, 5)), "norm_placement")
+
+# %% [markdown]
+# The number beside a mark is how many norm modules are there. At 0 the loop count does not matter: those norms stand before or
+# after the loop, Huginn's final norm among them (called twice whatever the loop count). Ouro's final norm gains one call with
+# every loop step. By name, those at a boundary:
+
+# %%
+at_boundary = norms[norms["acts"] == instruments.BOUNDARY]
+at_boundary[["model", "norm", "kind", "calls"]].reset_index(drop=True)
 
 # %% [markdown]
 # ## One answer, step by step

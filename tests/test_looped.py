@@ -65,7 +65,11 @@ def test_any_point_of_the_design_space_equals_the_reference(data):
     envelope = data.draw(st.sampled_from(sorted(ENVELOPES)))
     model = small(envelope=envelope, **{"n_heads": 4} | axes).double()
     ids, period = tokens(2, 6), data.draw(st.integers(0, 2))
-    z0 = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0)).double() if model.config.state_init == "noise" else None
+    z0 = (
+        torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0)).double()
+        if model.config.state_init == "noise"
+        else None
+    )
     got = model(ids, loops=3, boundary=Boundary(period), initial_state=z0).logits[1].detach().numpy()
     expected, _ = reference.forward(model, ids[1].numpy(), 3, period, z0=None if z0 is None else z0[1].numpy())
     np.testing.assert_allclose(got, expected, atol=1e-9)

@@ -20,8 +20,8 @@ EXTRAS = [line for extra in PROJECT.get("optional-dependencies", {}).values() fo
 TEST = PROJECT["optional-dependencies"]["test"]
 TARGETS = ("help", "replicate", "test", "bench", "lock", "clean-env")
 IMPORT_NAMES = {"yaml": "pyyaml", "sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
-# called by name or through another package: vl-convert-python draws altair's pictures, safetensors holds transformers' weights
-TOOLS = {"jupyterlab", "ipykernel", "jupytext", "papermill", "nbconvert", "vl-convert-python", "safetensors"}
+# called by name or through another package: vl-convert-python draws altair's pictures
+TOOLS = {"jupyterlab", "ipykernel", "jupytext", "papermill", "nbconvert", "vl-convert-python"}
 
 
 def name_of(requirement):

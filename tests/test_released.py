@@ -1,0 +1,465 @@
+"""Checkpoints in every published layout: they load and generate, and everything that can be wrong with one is a sentence."""
+
+import json
+import math
+import pickle
+import re
+import shutil
+
+import pytest
+import torch
+import yaml
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+from lib import checkpoint, cli, families, paths, released
+from lib.looped import LoopedModel
+from tests import checkpoints
+from tests.fixtures import FOLDER
+from tests.models import small, tokens
+
+LAYOUTS = {
+    "Ouro": checkpoints.ouro,
+    "Ouro, sharded": lambda folder: checkpoints.ouro(folder, shards=3),
+    "Ouro, transformers 5": lambda folder: checkpoints.ouro(
+        folder,
+        rope_theta=None,
+        rope_parameters={"rope_type": "default", "rope_theta": 1000000.0},
+        torch_dtype=None,
+        dtype="bfloat16",
+    ),
+    "Ouro, tied": lambda folder: checkpoints.ouro(folder, tie_word_embeddings=True),
+    "Huginn": checkpoints.huginn,
+    "Huginn, sharded": lambda folder: checkpoints.huginn(folder, shards=4),
+    "Huginn, other spellings": lambda folder: checkpoints.huginn(
+        folder, n_heads=None, num_attention_heads=2, n_embd=None, hidden_size=24, dtype="float32", torch_dtype=None
+    ),
+    "Huginn, biased adapter": lambda folder: checkpoints.huginn(folder, bias=True),
+    "axes, Huginn": checkpoints.axes,
+    "axes, middle": lambda folder: checkpoints.axes(folder, huginn_input_injection="none", huginn_state_init="input"),
+    "axes, raw injection": lambda folder: checkpoints.axes(folder, base=checkpoints.RAW),
+    "axes, feed-forward": lambda folder: checkpoints.axes(
+        folder, 1, checkpoints.RAW, loop_times=1, loop_input_injection="none"
+    ),
+}
+PROMPTS = ["Which gate is one?", "The state", "Follow the pointer from a to q, then from q to z. A looped model"]
+
+
+@pytest.fixture(autouse=True)
+def no_gradients():
+    with torch.no_grad():
+        yield
+
+
+@pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS)
+def test_a_checkpoint_loads_and_generates_alike_cached_alone_and_padded(make, tmp_path):
+    folder = make(tmp_path / "model")
+    model, tokenizer = released.load(folder, dtype="float64"), released.tokenizer(folder)
+    assert tokenizer.decode(tokenizer("a looped model")["input_ids"]) == "a looped model"
+    how = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": tokenizer.pad_token_id, "eos_token_id": None}
+    alone = []
+    for prompt in PROMPTS:
+        ids = tokenizer(prompt, return_tensors="pt")["input_ids"]
+        cached, plain = (model.generate(ids, use_cache=use, **how)[0, ids.shape[1] :] for use in (True, False))
+        assert torch.equal(cached, plain)
+        alone.append(cached)
+    assert len({tuple(row.tolist()) for row in alone}) > 1, "the prompt must matter"
+    for side in ("left", "right"):
+        tokenizer.padding_side = side
+        batch = tokenizer(PROMPTS, return_tensors="pt", padding=True)
+        assert not batch["attention_mask"].all()
+        for use in (True, False):
+            out = model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=use, **how)
+            assert torch.equal(out[:, batch["input_ids"].shape[1] :], torch.stack(alone)), (side, use)
+
+
+@pytest.mark.parametrize("make", LAYOUTS.values(), ids=LAYOUTS)
+def test_every_stored_number_arrives_where_its_part_is(make, tmp_path):
+    folder = make(tmp_path / "model")
+    plan, model = released.plan_of(folder), released.load(folder, dtype="float32")
+    stored = {}
+    for file in folder.glob("*.safetensors"):
+        stored |= load_file(file)
+    filled = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
+    for piece in plan.pieces:
+        rows = filled[piece.target][piece.row :][: piece.shape[0]] if len(piece.shape) <= 2 else filled[piece.target]
+        rows += 1
+        values = stored[piece.source].float() + piece.add
+        got = model.get_parameter(piece.target)
+        got = got[piece.row : piece.row + piece.shape[0]] if len(piece.shape) <= 2 else got.view(piece.shape)
+        assert torch.equal(got, values), piece
+    assert all((count == 1).all() for count in filled.values()), "every number is filled once"
+    assert plan.parameters == model.num_parameters()
+
+
+def test_precisions_devices_and_stop_tokens(tmp_path):
+    folder = checkpoints.ouro(tmp_path / "model")
+    assert released.load(folder).dtype is torch.bfloat16, "the checkpoint's own"
+    for name, dtype in released.DTYPES.items():
+        assert released.load(folder, dtype=name).dtype is released.load(folder, dtype=dtype).dtype is dtype
+    model = released.load(folder, device="cpu")
+    assert model.generation_config.eos_token_id == [0, 2] and model.generation_config.pad_token_id == 0
+    assert not model.training and all(p.device.type == "cpu" for p in model.parameters())
+    with pytest.raises(ValueError, match="dtype is 'int8': it must be one of bfloat16"):
+        released.load(folder, dtype=torch.int8)
+    huginn = released.load(checkpoints.huginn(tmp_path / "huginn"))
+    assert huginn.generation_config.eos_token_id == [0] and huginn.generation_config.pad_token_id == 2
+    assert huginn.lm_head.weight is huginn.embed_tokens.weight
+
+
+def test_huginns_end_of_turn_is_added_where_the_vocabulary_has_it():
+    plan = families.plan(checkpoints.HUGINN | {"vocab_size": 65536, "padded_vocab_size": 65536, "eos_token_id": 65505}, "x")
+    assert plan.stop == (65505, 65508)
+
+
+def test_a_model_of_ours_loads_as_well(tmp_path):
+    for name, values in {"plain": {}, "tied": {"tie_word_embeddings": True, "injection": "concat", "boundary": 1}}.items():
+        model = small(envelope="sandwich", **values)
+        model.save_pretrained(tmp_path / name)
+        loaded = released.load(tmp_path / name)
+        assert torch.equal(loaded(tokens()).logits, model(tokens()).logits)
+    assert LoopedModel.from_pretrained(tmp_path / "tied").config.boundary == 1
+
+
+def test_a_loaded_model_saves_and_loads_again_bitwise(tmp_path):
+    model = released.load(checkpoints.huginn(tmp_path / "hub"), dtype="float32")
+    model.save_pretrained(tmp_path / "ours")
+    again = LoopedModel.from_pretrained(tmp_path / "ours").eval()
+    assert torch.equal(again(tokens()).logits, model(tokens()).logits)
+    assert again.generation_config.pad_token_id == 2
+
+
+# --- the real shapes ------------------------------------------------------------------------------------------------------
+
+PUBLISHED = {
+    "ByteDance/Ouro-1.4B": 1_434_652_673,
+    "ByteDance/Ouro-2.6B-Thinking": 2_667_974_657,
+    "tomg-group-umd/huginn-0125": 3_564_976_800,
+    "IFM/LoopedLM-P1-dense-d28-336b": 1_496_667_648,
+    "IFM/LoopedLM-P1-dense-d112-336b": 3_676_915_200,
+    "IFM/LoopedLM-P1-dense-ouro-336b": 1_496_667_648,
+    "IFM/LoopedLM-P1-dense-middle-336b": 1_496_667_648,
+    "IFM/LoopedLM-P1-dense-huginn-500b": 1_499_030_016,
+    "IFM/LoopedLM-P1-dense-ouro-raw-injection-336b": 1_499_030_016,
+    "IFM/LoopedLM-P1-dense-middle-prelude-injection-336b": 1_499_030_016,
+}
+
+
+@pytest.mark.parametrize("id", PUBLISHED)
+def test_parameters_on_the_meta_device_are_the_published_ones(id):
+    plan = next(entry.plan for entry in released.catalogue() if entry.id == id)
+    with torch.device("meta"):
+        model = LoopedModel(plan.config)
+    assert model.num_parameters() == plan.parameters == PUBLISHED[id]
+
+
+def test_tensor_counts_and_bytes_are_the_published_ones():
+    plans = {entry.id: entry.plan for entry in released.catalogue()}
+    assert len(plans["IFM/LoopedLM-P1-dense-d28-336b"].pieces) == 255
+    assert len(plans["IFM/LoopedLM-P1-dense-d112-336b"].pieces) == 1011
+    assert len(plans["IFM/LoopedLM-P1-dense-huginn-336b"].pieces) == 258
+    huginn = plans["tomg-group-umd/huginn-0125"]
+    table = 4096 * 48 * 2
+    stored = huginn.parameters + math.prod(huginn.pieces[0].shape) + table
+    assert 4 * stored == 15_645_600_384 and len(huginn.pieces) + 2 == 77
+
+
+def test_the_catalogue_has_every_released_checkpoint_once():
+    ids = [entry.id for entry in released.catalogue()]
+    assert len(ids) == len(set(ids)) == 30
+    listed = yaml.safe_load((paths.params() / "models.yaml").read_text())
+    assert ids == [id for group in listed.values() for id in group["checkpoints"]]
+    waiting = {entry.id.split("P1-")[1]: entry.missing for entry in released.catalogue() if entry.plan is None}
+    assert all(re.match(r"(state|feed_forward) is '\w+': it must be one of", why) for why in waiting.values())
+    assert all(("moe" in id) or ("hl" in id) for id in waiting) and len(waiting) == 16
+
+
+# --- everything that can be wrong -------------------------------------------------------------------------------------------
+
+
+def edit(path, change):
+    content = json.loads(path.read_text())
+    change(content)
+    path.write_text(json.dumps(content))
+
+
+def restore(folder, change):
+    """Write the weights of a one-file checkpoint again, changed."""
+    stored = load_file(folder / "model.safetensors")
+    change(stored)
+    save_file(stored, folder / "model.safetensors")
+
+
+def cut(path, keep=0.7):
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * keep)])
+
+
+def pickled(path):
+    with open(path, "wb") as f:
+        pickle.dump({"weight": [1]}, f)
+
+
+def only_a_pickle(folder):
+    torch.save({"x": torch.ones(1)}, folder / "pytorch_model.bin")
+    (folder / "model.safetensors").unlink()
+
+
+def relisted(change):
+    """A change to an axes checkpoint's folder, with a manifest that fits it."""
+    return lambda folder: (change(folder), checkpoints.manifest(folder))
+
+
+def configured(**values):
+    """A change to the model section of an axes checkpoint's config.json."""
+    return relisted(lambda folder: edit(folder / CONFIG, lambda c: c["model"].update(values)))
+
+
+CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+SHARD = "model-00002-of-00002.safetensors"
+Q, GATE = "model.layers.0.self_attn.q_proj.weight", "model.early_exit_gate.weight"
+WHOLE = {
+    "no config": (lambda f: (f / CONFIG).unlink(), "config.json is missing"),
+    "no JSON": (lambda f: cut(f / CONFIG), "config.json is no JSON"),
+    "unknown family": (lambda f: edit(f / CONFIG, lambda c: c.update(model_type="gpt2")), "model_type is 'gpt2'.*ouro, huginn"),
+    "no family": (lambda f: edit(f / CONFIG, lambda c: c.pop("model_type")), "model_type is None"),
+    "no size": (lambda f: edit(f / CONFIG, lambda c: c.pop("hidden_size")), "hidden_size is None: it must be a whole number"),
+    "bad heads": (lambda f: edit(f / CONFIG, lambda c: c.update(num_key_value_heads=3)), "n_kv_heads is 3"),
+    "scaled rope": (
+        lambda f: edit(f / CONFIG, lambda c: c.update(rope_scaling={"rope_type": "yarn", "factor": 2.0})),
+        "rope_type is 'yarn'",
+    ),
+    "sliding": (lambda f: edit(f / CONFIG, lambda c: c.update(use_sliding_window=True)), "use_sliding_window is True"),
+    "early exit": (lambda f: edit(f / CONFIG, lambda c: c.update(early_exit_step=1)), "early_exit_step is 1"),
+    "no weights": (lambda f: (f / SINGLE).unlink(), "has no weights"),
+    "truncated": (lambda f: cut(f / SINGLE), "model.safetensors is cut short or damaged"),
+    "truncated header": (lambda f: cut(f / SINGLE, 0.001), "model.safetensors is cut short or damaged"),
+    "empty file": (lambda f: (f / SINGLE).write_bytes(b""), "model.safetensors is cut short or damaged"),
+    "pickle": (only_a_pickle, "pytorch_model.bin is a pickle.*only safetensors are read"),
+    "pickle in disguise": (lambda f: pickled(f / SINGLE), "model.safetensors is a pickle.*only safetensors are read"),
+    "zip in disguise": (lambda f: torch.save({}, f / SINGLE), "model.safetensors is a pickle.*only safetensors are read"),
+    "wrong shape": (
+        lambda f: restore(f, lambda s: s.update({Q: torch.zeros(8, 32)})),
+        rf"{Q} is \(8, 32\): it must be \(32, 32\)",
+    ),
+    "missing tensor": (lambda f: restore(f, lambda s: s.pop(GATE)), rf"lacks tensors, {GATE}"),
+    "many missing": (lambda f: restore(f, lambda s: [s.pop(k) for k in list(s)[:9]]), r"lacks tensors, .* and 4 more"),
+    "extra tensor": (lambda f: restore(f, lambda s: s.update(stray=torch.zeros(2))), "has unknown tensors, stray"),
+    "whole numbers": (lambda f: restore(f, lambda s: s.update({Q: torch.zeros(32, 32, dtype=torch.int32)})), "is I32"),
+    "shard alone": (lambda f: (f / SINGLE).rename(f / SHARD), "neither model.safetensors nor model.safetensors.index.json"),
+}
+SHARDED = {
+    "missing shard": (lambda f: (f / SHARD).unlink(), f"names {SHARD}, which is not there"),
+    "truncated shard": (lambda f: cut(f / SHARD), f"{SHARD} is cut short or damaged"),
+    "index elsewhere": (
+        lambda f: edit(f / INDEX, lambda c: c["weight_map"].update({Q: "../model.safetensors"})),
+        "it must be a file of that folder",
+    ),
+    "index disagrees": (lambda f: edit(f / INDEX, lambda c: c["weight_map"].pop(Q)), f"{Q} are in one of the two"),
+    "no map": (lambda f: (f / INDEX).write_text("{}"), "weight_map must name"),
+    "no index": (lambda f: (f / INDEX).write_text("]"), "is no JSON"),
+}
+MANIFEST = "artifact_manifest.json"
+NATIVE = {
+    "no manifest": (lambda f: (f / MANIFEST).unlink(), f"{MANIFEST} is missing"),
+    "altered manifest": (lambda f: edit(f / MANIFEST, lambda c: c["source"].update(checkpoint_id="other")), "manifest_sha256"),
+    "altered hash": (lambda f: edit(f / MANIFEST, lambda c: c.update(manifest_sha256="0" * 64)), "manifest_sha256"),
+    "another release": (lambda f: checkpoints.manifest(f, release="paper-part2"), "release is 'paper-part2'"),
+    "no source": (lambda f: checkpoints.manifest(f, source={}), "source.checkpoint_id"),
+    "card": (lambda f: checkpoints.manifest(f, source={"checkpoint_id": "x", "model_card_sha256": "0"}), "README.md must"),
+    "one licence": (relisted(lambda f: (f / "LICENSE").write_text("x")), "LICENSE and NOTICE"),
+    "altered file": (lambda f: (f / CONFIG).write_text((f / CONFIG).read_text().replace("3", "4")), "config.json has not the"),
+    "longer file": (lambda f: (f / CONFIG).write_text((f / CONFIG).read_text() + " "), "config.json has not the size"),
+    "truncated shard": (lambda f: cut(f / SHARD), f"{SHARD} has not the size"),
+    "truncated and listed": (relisted(lambda f: cut(f / SHARD)), f"{SHARD} is cut short or damaged"),
+    "missing shard": (lambda f: (f / SHARD).unlink(), f"{SHARD} is listed in {MANIFEST} and is not there"),
+    "unlisted file": (lambda f: (f / "extra.txt").write_text("x"), "extra.txt is not listed"),
+    "file outside": (
+        lambda f: ((f / "extra.txt").write_text("x"), checkpoints.manifest(f)),
+        "'extra.txt' outside of the layout",
+    ),
+    "link": (lambda f: ((f / SHARD).rename(f.parent / "x"), (f / SHARD).symlink_to(f.parent / "x")), f"{SHARD} is a link"),
+    "wrong count": (
+        lambda f: checkpoints.manifest(
+            f, model={"dtype": "bfloat16", "index": INDEX, "tensor_count": 1, "shards": 2, "name": "x"}
+        ),
+        "model.tensor_count tensors, 1",
+    ),
+    "float32": (
+        relisted(lambda f: save_file({k: t.float() for k, t in load_file(f / SHARD).items()}, f / SHARD)),
+        "every tensor must be BF16",
+    ),
+    "config keys": (
+        lambda f: (edit(f / CONFIG, lambda c: c.update(more=1)), checkpoints.manifest(f)),
+        "model and tokenizer alone",
+    ),
+    "tokenizer elsewhere": (
+        relisted(lambda f: edit(f / CONFIG, lambda c: c["tokenizer"].update(path="../x"))),
+        "tokenizer.path must lie inside tokenizer/",
+    ),
+    "gate": (configured(apply_attn_gate=True), "model: apply_attn_gate is True: it must be False"),
+    "layers do not add up": (configured(num_layers=9), "num_layers is 9: it must be 4"),
+    "experts": (configured(num_experts=25), "feed_forward is 'experts': it must be one of dense"),
+    "two states": (configured(huginn_hierarchical_state="split_hl"), "state is 'split_hl': it must be one of single"),
+}
+HUGINNS = {
+    "two heads": (
+        lambda f: restore(f, lambda s: s["lm_head.weight"].view(-1)[:1].add_(1)),
+        "lm_head.weight differs from transformer.wte.weight",
+    ),
+    "injection": (lambda f: edit(f / CONFIG, lambda c: c.update(injection_type="add")), "injection_type is 'add'"),
+    "state": (lambda f: edit(f / CONFIG, lambda c: c.update(state_init="unit")), "state_init is 'unit'.*'like-init' or 'zero'"),
+}
+WRONG = {
+    f"{layout}: {name}": (make, *case)
+    for layout, make, cases in (
+        ("Ouro", checkpoints.ouro, WHOLE),
+        ("Ouro, sharded", lambda folder: checkpoints.ouro(folder, shards=2), SHARDED),
+        ("axes", checkpoints.axes, NATIVE),
+        ("Huginn", checkpoints.huginn, HUGINNS),
+    )
+    for name, case in cases.items()
+}
+
+
+@pytest.fixture(scope="module")
+def pristine(tmp_path_factory):
+    """Each layout made once: (maker) -> its folder."""
+    made = {}
+
+    def of(make):
+        if make not in made:
+            made[make] = make(tmp_path_factory.mktemp("pristine") / "model")
+        return made[make]
+
+    return of
+
+
+@pytest.mark.parametrize("make, spoil, said", WRONG.values(), ids=WRONG)
+def test_each_thing_that_can_be_wrong_is_one_sentence(make, spoil, said, pristine, tmp_path, capsys):
+    folder = tmp_path / "model"
+    shutil.copytree(pristine(make), folder)
+    spoil(folder)
+    with pytest.raises(ValueError, match=said) as caught:
+        released.load(folder)
+    assert "\n" not in str(caught.value) and str(folder) in str(caught.value)
+    if "differs" not in said:  # seen when the numbers are read
+        assert cli.main(["models", str(folder)]) == 1
+        told = capsys.readouterr()
+        assert told.err.startswith("error: ") and len(told.err.strip().splitlines()) == 1 and not told.out
+
+
+@pytest.mark.parametrize(
+    "recipe, axis", [("dense_shared_hl", "state is 'shared_hl'"), ("moe_huginn", "feed_forward is 'experts'")]
+)
+def test_recipes_that_are_not_built_name_their_axis(recipe, axis):
+    with pytest.raises(ValueError, match=axis):
+        released.load(FOLDER / f"xllm-{recipe}-tiny" / "artifact")
+
+
+@pytest.fixture
+def offline(monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    return tmp_path / "hub"
+
+
+def test_an_absent_hub_id_is_a_sentence_with_its_command(offline, capsys):
+    assert cli.main(["models", "ByteDance/Ouro-1.4B"]) == 1
+    assert "`hf download ByteDance/Ouro-1.4B`" in capsys.readouterr().err
+    with pytest.raises(
+        ValueError, match="`hf download IFM/LoopedLM-P1-dense-d28-336b --local-dir models/LoopedLM-P1-dense-d28"
+    ):
+        released.load("IFM/LoopedLM-P1-dense-d28-336b")
+    for bad in ("no-such-folder", "./a/b", "/a/b", "a/b/c"):
+        with pytest.raises(ValueError, match="neither a folder nor a hub id"):
+            released.load(bad)
+    with pytest.raises(ValueError, match="is not on this machine"):
+        released.load("some one/odd name")
+
+
+def test_a_path_to_a_file_says_what_to_give(tmp_path):
+    (tmp_path / "a.bin").write_bytes(b"x")
+    (tmp_path / "a.txt").write_bytes(b"x")
+    with pytest.raises(ValueError, match="a.bin is a pickle"):
+        released.load(tmp_path / "a.bin")
+    with pytest.raises(ValueError, match="a.txt is a file: give the folder"):
+        released.load(tmp_path / "a.txt")
+
+
+def in_hub_cache(cache, id, folder):
+    """Lay a checkpoint out as the hub's cache does: blobs, and a snapshot of links to them."""
+    root = cache / f"models--{id.replace('/', '--')}"
+    snapshot = root / "snapshots" / "0123456789abcdef0123456789abcdef01234567"
+    for path in (p for p in folder.rglob("*") if p.is_file()):
+        blob, link = root / "blobs" / str(abs(hash(path.name))), snapshot / path.relative_to(folder)
+        blob.parent.mkdir(parents=True, exist_ok=True)
+        link.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(path, blob)
+        link.symlink_to(blob)
+    (root / "refs").mkdir()
+    (root / "refs" / "main").write_text(snapshot.name)
+    return snapshot
+
+
+@pytest.mark.parametrize(
+    "id, make", [("ByteDance/Ouro-1.4B", checkpoints.ouro), ("IFM/LoopedLM-P1-dense-huginn-336b", checkpoints.axes)]
+)
+def test_a_hub_id_is_read_from_the_hubs_cache(id, make, offline, tmp_path, capsys):
+    snapshot = in_hub_cache(offline, id, make(tmp_path / "model"))
+    logits = released.load(id, dtype="float32")(tokens()).logits
+    assert torch.equal(logits, released.load(tmp_path / "model", dtype="float32")(tokens()).logits)
+    assert cli.main(["models"]) == 0
+    lines = {line.split()[0]: line for line in capsys.readouterr().out.splitlines() if "/" in line}
+    assert lines[id].endswith(str(snapshot)) and lines["tomg-group-umd/huginn-0125"].endswith("  no")
+    if "IFM" in id:
+        with pytest.raises(ValueError, match="is a link"):
+            released.load(snapshot)
+
+
+def test_the_table_names_size_memory_and_what_is_missing(offline, capsys):
+    assert cli.main(["models"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"ByteDance/Ouro-1.4B +Ouro +4 +1,434,652,673 +2.67 GiB +5.34 GiB +no", out)
+    assert re.search(r"moe-huginn-500b +feed_forward is 'experts': it must be one of dense", out)
+    assert "`hf download ByteDance/Ouro-1.4B`" in out
+
+
+def test_inspection_says_what_a_checkpoint_is(tmp_path, capsys):
+    assert cli.main(["models", str(checkpoints.huginn(tmp_path / "model"))]) == 0
+    out = capsys.readouterr().out
+    assert "2 before the loop, 4 looped 3 times, 2 after it" in out and "injection=concat" in out
+
+
+def test_a_tokenizer_that_is_missing_or_anothers_is_refused(tmp_path):
+    folder = checkpoints.ouro(tmp_path / "model")
+    edit(folder / CONFIG, lambda c: c.update(vocab_size=20))
+    with pytest.raises(ValueError, match="it is another model's"):
+        released.tokenizer(folder)
+    (folder / "tokenizer.json").unlink()
+    with pytest.raises(ValueError, match="tokenizer.json is missing"):
+        released.tokenizer(folder)
+
+
+def test_slices_cover_every_row_once_and_stay_small(monkeypatch):
+    for rows, width in ((1, 4), (7, 2**23), (100_000, 6144), (3, 2**40)):
+        spans = list(checkpoint.slices(rows, width))
+        assert [a for a, _ in spans[1:]] == [b for _, b in spans[:-1]] and (spans[0][0], spans[-1][1]) == (0, rows)
+        assert all((b - a) * width <= checkpoint.SLICE or b - a == 1 for a, b in spans)
+
+
+def test_a_tensor_of_many_slices_arrives_whole(tmp_path, monkeypatch):
+    whole = released.load(checkpoints.huginn(tmp_path / "model"), dtype="float32").state_dict()
+    monkeypatch.setattr(checkpoint, "SLICE", 200)
+    sliced = released.load(tmp_path / "model", dtype="float32").state_dict()
+    assert all(torch.equal(whole[name], sliced[name]) for name in whole)
+
+
+def test_nothing_but_safetensors_is_opened(tmp_path, monkeypatch):
+    folder = checkpoints.ouro(tmp_path / "model")
+    torch.save({}, folder / "pytorch_model.bin")
+    (folder / "modeling_ouro.py").write_text("raise SystemExit('remote code ran')")
+    edit(folder / CONFIG, lambda c: c.update(auto_map={"AutoModelForCausalLM": "modeling_ouro.OuroForCausalLM"}))
+    opened = []
+    monkeypatch.setattr(checkpoint, "safe_open", lambda path, **k: opened.append(path.name) or safe_open(path, **k))
+    released.load(folder)
+    assert set(opened) == {"model.safetensors"}
