@@ -9,7 +9,7 @@ from pathlib import Path
 import jupytext
 import torch
 
-from lib import BEHAVIOUR, claims, paths
+from lib import BEHAVIOUR, claims, paths, released
 from lib.results import PACKAGES, hardware
 from lib.store import Store
 
@@ -29,6 +29,8 @@ def report() -> tuple[list[str], bool]:
         f"store       {health['finished']} runs, {health['partial']} unfinished, {health['corrupt']} corrupt, "
         f"{health['bytes'] / 2**20:.1f} MiB; {disk:.0f} GiB of disk free"
     )
+    known = [entry for entry in released.catalogue() if entry.plan]
+    lines.append(f"models      {sum(released.present(e.id) is not None for e in known)} of {len(known)} loadable ones are here")
     unpaired, old = out_of_sync(), stale()
     lines.append(f"pairs       {'; '.join(unpaired) or 'every .py and .ipynb agree'}")
     lines.append(f"behaviour   version {BEHAVIOUR}; {'; '.join(map(told, old)) or 'no result is older'}")

@@ -125,6 +125,11 @@ def test_sampled_loop_counts_have_mean_r0_and_fixed_ones_are_r0():
     assert {loop_count(step, Recipe(10, 8, 1.0e-3), 6, 0) for step in range(9)} == {6}
 
 
+def test_options_that_came_later_leave_earlier_keys_alone():
+    spec = make_run(Task("circuit", 4, 2), Recipe(20, 8, 3e-3), 7, d_model=16, n_heads=2, d_ff=24, loops=3, core=1).spec()
+    assert store.key(spec | {"torch": "x", "behaviour": 2}) == "4155b16abdd9f988418b"
+
+
 def test_a_run_is_keyed_by_what_determines_it():
     keys = [store.key(r.spec()) for r in (run(), run(steps=31), run(lr=1.0e-3), run(optimizer="muon"))]
     other = [make_run(run().task, run().recipe, 1, **SMALL), make_run(run().task, run().recipe, 0, **SMALL, boundary=1)]

@@ -14,6 +14,7 @@ from lib.results import hardware
 from lib.store import write_atomic
 from lib.tasks import training_batches
 from lib.training import optimizers, update
+from tests.bench import loading
 
 
 def seconds(function) -> float:
@@ -124,18 +125,29 @@ def rank_test_row() -> dict:
     return row("exact rank test, 16 against 16", 1000 * taken, "ms", "the clock", "under 100")
 
 
+def loading_rows() -> list[dict]:
+    """Loading 2 GiB of bf16 weights, from bf16 and from float32 files: peak memory and time."""
+    rows = []
+    for stored in (torch.bfloat16, torch.float32):
+        rises, ratios = loading.rounds(stored, 5)
+        name = f"loading 2 GiB, stored as {str(stored).removeprefix('torch.')}"
+        rows.append(row(f"{name}: peak memory", np.array(rises), "times", "the weights in the run's type", "under 1.15"))
+        rows.append(row(f"{name}: time", np.array(ratios), "times", "reading the files whole", "under 2"))
+    return rows
+
+
 def main() -> None:
     """Measure everything on one thread."""
     torch.set_num_threads(1)
     p = params.load("4_3_scratch_training", "laptop")
     families = ("circuit", "hops")
     rows = [*(training_row(p, family) for family in families), *sweep_rows(p)]
-    rows += [*(batch_row(p, family) for family in families), refit_row(), rank_test_row()]
+    rows += [*(batch_row(p, family) for family in families), refit_row(), rank_test_row(), *loading_rows()]
     machine = hardware()
     result = {"machine": f"{machine['processor']}, {machine['cores']} cores, one thread", "rows": rows}
     for r in rows:
         spread = f"{r['median']:8.3g} [{r['low']:.3g}, {r['high']:.3g}] {r['unit']}"
-        print(f"{r['name']:<32} {spread}, against {r['against']} (aim: {r['aim']})")
+        print(f"{r['name']:<46} {spread}, against {r['against']} (aim: {r['aim']})")
     paths.outputs().mkdir(parents=True, exist_ok=True)
     text = json.dumps(result, indent=1, default=float)
     write_atomic(paths.outputs() / "bench.json", text + "\n")
