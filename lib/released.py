@@ -126,7 +126,10 @@ def tokenizer(source: str | Path, revision: str | None = None) -> PreTrainedToke
         inside = folder / checkpoint.read_json(folder / "config.json").get("tokenizer", {}).get("path", "tokenizer")
     if not (inside / "tokenizer.json").is_file():
         raise ValueError(f"{inside / 'tokenizer.json'} is missing: the checkpoint's tokenizer must lie beside it")
-    found = PreTrainedTokenizerFast.from_pretrained(inside, local_files_only=True, padding_side="left")
+    takes = ["input_ids", "attention_mask"]  # what the model takes
+    found = PreTrainedTokenizerFast.from_pretrained(
+        inside, local_files_only=True, padding_side="left", model_input_names=takes
+    )
     if len(found) > plan.config.vocab_size:
         raise ValueError(
             f"{inside / 'tokenizer.json'} has {len(found)} tokens and the model {plan.config.vocab_size}: it is another model's"

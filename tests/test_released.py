@@ -69,7 +69,7 @@ def test_a_checkpoint_loads_and_generates_alike_cached_alone_and_padded(make, tm
         batch = tokenizer(PROMPTS, return_tensors="pt", padding=True)
         assert not batch["attention_mask"].all()
         for use in (True, False):
-            out = model.generate(batch["input_ids"], attention_mask=batch["attention_mask"], use_cache=use, **how)
+            out = model.generate(**batch, use_cache=use, **how)
             assert torch.equal(out[:, batch["input_ids"].shape[1] :], torch.stack(alone)), (side, use)
 
 

@@ -144,7 +144,8 @@ def main() -> None:
     rows = [*(training_row(p, family) for family in families), *sweep_rows(p)]
     rows += [*(batch_row(p, family) for family in families), refit_row(), rank_test_row(), *loading_rows()]
     machine = hardware()
-    result = {"machine": f"{machine['processor']}, {machine['cores']} cores, one thread", "rows": rows}
+    units = "AVX-512" if torch.backends.cpu.get_cpu_capability() == "AVX512" else "without AVX-512"
+    result = {"machine": f"{machine['processor']}, {machine['cores']} cores, {units}, one thread", "rows": rows}
     for r in rows:
         spread = f"{r['median']:8.3g} [{r['low']:.3g}, {r['high']:.3g}] {r['unit']}"
         print(f"{r['name']:<46} {spread}, against {r['against']} (aim: {r['aim']})")
