@@ -27,7 +27,7 @@ def read_json(path: Path) -> dict:
         raise ValueError(f"{path} is missing")
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is no JSON ({error}): get it again") from error
     if not isinstance(found, dict):
         raise ValueError(f"{path} must be a JSON object")
@@ -104,7 +104,7 @@ def check(folder: Path, plan: Plan) -> dict[str, str]:
     needed = {piece.source for piece in plan.pieces}
     for what, names in (("lacks", needed - found.keys()), ("has unknown", found.keys() - wanted.keys() - plan.spare)):
         if names:
-            raise ValueError(f"{folder} {what} tensors, {_some(names)}: its config.json means a {plan.family} of {len(needed)}")
+            raise ValueError(f"{folder} {what} tensors, {_some(names)}: its config.json ({plan.family}) names {len(needed)}")
     return found
 
 
@@ -121,13 +121,15 @@ def fill(model, plan: Plan, folder: Path) -> None:
     Raises ValueError as `check` does, and when a stored copy of a tied matrix differs from it.
     """
     place, parameters = check(folder, plan), dict(model.named_parameters())
+    if plan.parameters != (held := sum(p.numel() for p in parameters.values())):
+        raise ValueError(f"{folder}: its config.json ({plan.family}) names {plan.parameters} numbers, and the model has {held}")
     total = sum(math.prod(piece.shape) for piece in plan.pieces)
     bar = tqdm(total=total, unit=" parameters", unit_scale=True, desc=f"loading {folder.name}", disable=None, delay=1)
     with bar:
-        for name in sorted(set(place.values())):
-            with open_shard(folder / name) as f:
-                for piece in (p for p in plan.pieces if place[p.source] == name):
-                    _copy(f, piece, parameters[piece.target], bar)
+        for piece in sorted(plan.pieces, key=lambda p: place[p.source]):
+            # opened for each tensor anew: the pages of a file stay in memory for as long as it is open
+            with open_shard(folder / place[piece.source]) as f:
+                _copy(f, piece, parameters[piece.target], bar)
     for copy, original in plan.twins:
         if copy in place:
             _same(folder, place, copy, original)

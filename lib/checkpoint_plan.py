@@ -10,6 +10,8 @@ from dataclasses import dataclass
 
 from lib.config import LoopedConfig
 
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -56,12 +58,52 @@ class Reader:
         """The first of several spellings that is there and not null, else the default."""
         return next((self.values[key] for key in keys if self.values.get(key) is not None), default)
 
-    def whole(self, *keys: str, default: int | None = None) -> int:
-        """A whole number. Raises ValueError when it is missing without a default, or no whole number."""
+    def whole(self, *keys: str, default: int | None = None, least: int = 1) -> int:
+        """A whole number from `least` up. Raises ValueError when it is missing without a default, or something else."""
         value = self.get(*keys, default=default)
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise self.refuse(keys[0], value, "a whole number")
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise self.refuse(keys[0], value, f"a whole number, at least {least}")
         return value
+
+    def number(self, *keys: str, default: float) -> float:
+        """A positive number. Raises ValueError for anything else."""
+        value = self.get(*keys, default=default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise self.refuse(keys[0], value, "a positive number")
+        return float(value)
+
+    def flag(self, *keys: str, default: bool) -> bool:
+        """True or false. Raises ValueError for anything else, a word in quotes included."""
+        if not isinstance(value := self.get(*keys, default=default), bool):
+            raise self.refuse(keys[0], value, "true or false")
+        return value
+
+    def word(self, *keys: str, default: str) -> str:
+        """A text. Raises ValueError for anything else."""
+        if not isinstance(value := self.get(*keys, default=default), str):
+            raise self.refuse(keys[0], value, "a text")
+        return value
+
+    def tokens(self, key: str, vocabulary: int, default: int | None = None) -> tuple[int, ...]:
+        """Token ids, of which there may be one, several or none. Raises ValueError for ids the vocabulary has not."""
+        value = self.get(key, default=default)
+        found = () if value is None else tuple(value) if isinstance(value, list) else (value,)
+        if not all(isinstance(t, int) and not isinstance(t, bool) and 0 <= t < vocabulary for t in found):
+            raise self.refuse(key, value, f"token ids below {vocabulary}")
+        return found
+
+    def token(self, key: str, vocabulary: int, default: int | None = None) -> int | None:
+        """One token id or None."""
+        return next(iter(self.tokens(key, vocabulary, default)), None)
+
+    def dtype(self, default: str) -> str:
+        """The type the checkpoint asks to be run in; "auto" leaves it to the default."""
+        name = self.word("dtype", "torch_dtype", default=default).removeprefix("torch.")
+        if name not in DTYPES:
+            if name == "auto":
+                return default
+            raise self.refuse("dtype", name, f"one of {', '.join(DTYPES)}")
+        return name
 
     def only(self, key: str, *allowed, default) -> None:
         """Refuses values that would compute something else than the model does."""
@@ -90,8 +132,3 @@ def layer_pieces(names: dict[str, str], c: LoopedConfig, source: str, target: st
         to, row, shape = known.get(part, (f"{part}.weight", 0, (D,)))
         pieces.append(Piece(f"{source}.{name}", shape, f"{target}.{to}", row, add if part not in known else 0.0))
     return pieces
-
-
-def ids(value) -> tuple[int, ...]:
-    """Token ids of a configuration, which may be one, several or none."""
-    return () if value is None else tuple(value) if isinstance(value, list) else (value,)

@@ -1,4 +1,4 @@
-"""The commands behind make: run, claims, models, doctor, refresh, readme, pilot.
+"""The commands behind make: run, claims, models, audit, doctor, refresh, readme, pilot.
 
 Errors are one sentence on stderr and exit code 1.
 """
@@ -56,6 +56,17 @@ def _parser() -> argparse.ArgumentParser:
     models.add_argument("model", nargs="?", metavar="MODEL", help="a hub id or a folder")
     models.set_defaults(command=print_models)
 
+    audit = commands.add_parser("audit", help="one model's loop contract, as a one-page report")
+    audit.add_argument("model", metavar="MODEL", help="a hub id that was downloaded, or a folder")
+    audit.add_argument("--loops", default="1,2,4,8,16,32", help="loop counts that are shown; all up to the largest are read")
+    audit.add_argument("--tasks", default="circuit,hops,paragg", help="task families, for a model that reads text")
+    audit.add_argument("--dtype", default="", help="bfloat16, float16, float32 or float64; the checkpoint's own by default")
+    audit.add_argument("--device", default="cpu", help="cpu or cuda")
+    audit.add_argument("--batch-size", type=int, default=32, help="rows at once")
+    audit.add_argument("--n", type=int, default=128, help="instances at each depth of each task")
+    audit.add_argument("--boundary", type=int, default=-1, help="the intact arm's: 0 never, k every k-th step; as trained")
+    audit.set_defaults(command=audit_model)
+
     doctor = commands.add_parser("doctor", help="versions, machine, store health, pairs in sync, stale results")
     doctor.set_defaults(command=diagnose)
 
@@ -78,8 +89,10 @@ def run_notebooks(args) -> int:
     """Run notebooks in order, printing each one's verdicts as they come, then the whole table and where things are."""
     from lib import claims, params, runner
 
-    only = _known(args.only)
+    only = _known(args.only, runner.NOTEBOOKS)
     chosen = [name for name in runner.NOTEBOOKS if not only or name in only]
+    if args.scale == "released_cpu" and not only:  # which the sections on released weights alone have
+        chosen = [name for name in chosen if (paths.params() / name / "released_cpu.yaml").exists()]
     for name in chosen:  # a mistake in the last notebook's file should not wait for the first one to run
         params.require_device(params.load(name, args.scale))
     if args.fresh and paths.runs().exists():
@@ -123,8 +136,42 @@ def print_models(args) -> int:
     """Print what can be loaded, or hold one checkpoint's files against its configuration and print what it is."""
     from lib import released
 
-    print("\n".join(released.inspect(args.model) if args.model else released.table()))
+    print("\n".join(released.table() if args.model is None else released.inspect(args.model)))
     return 0
+
+
+def audit_model(args) -> int:
+    """Estimate, read and report one model; prints the verdict and where the report is."""
+    from lib import audit, cost, params, released, runner
+
+    if not args.model.strip():
+        raise ValueError("no model is named: give a hub id or a folder, as in make audit MODEL=ByteDance/Ouro-1.4B")
+    folder = Path(args.model).expanduser()
+    values = params.load("audit", "smoke") | {
+        "model": str(folder.resolve()) if folder.is_dir() else args.model,
+        "at_loops": _numbers("loops", args.loops),
+        "tasks": args.tasks.split(","),
+        "precision": args.dtype,
+        **{key: getattr(args, key) for key in ("device", "batch_size", "n", "boundary")},
+    }
+    asked = audit.subject(values)
+    takes = audit.estimate(asked)
+    cost.require_memory(takes, asked.device)
+    rate = cost.rate(asked.device, released.DTYPES[asked.dtype])
+    print(f"{asked.name}: {takes.sentence(rate)}; what the run store holds is not read again.", flush=True)
+    done = runner.execute("audit", values, "audit", asked.name)
+    found = json.loads((done.parent / "report.json").read_text(encoding="utf-8"))
+    print(*found["notes"], found["verdict"], sep="\n")
+    print(*(f"  {_near(done.parent / name)}" for name in ("report.html", "report.json", "notebook.ipynb")), sep="\n")
+    return 0
+
+
+def _numbers(name: str, text: str) -> list[int]:
+    """Whole numbers with commas between. Raises ValueError naming the option."""
+    try:
+        return [int(part) for part in text.split(",")]
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}: it must be whole numbers with commas between, such as 1,2,4,8") from None
 
 
 def diagnose(args) -> int:
@@ -154,17 +201,16 @@ def refresh_notebooks(args) -> int:
     """Bring notebooks/ up to date with their sources."""
     from lib import runner
 
-    for name in _known(args.names) or runner.NOTEBOOKS:
+    every = (*runner.NOTEBOOKS, *runner.ALONE)
+    for name in _known(args.names, every) or every:
         print(_near(runner.refresh(name)))
     return 0
 
 
-def _known(names: list[str] | None) -> list[str]:
-    """The names, all of them notebooks. Raises ValueError naming the first that is not."""
-    from lib import runner
-
-    if unknown := sorted(set(names or ()) - set(runner.NOTEBOOKS)):
-        raise ValueError(f"{unknown[0]} is not a notebook: it must be one of {', '.join(runner.NOTEBOOKS)}.")
+def _known(names: list[str] | None, every: tuple[str, ...]) -> list[str]:
+    """The names, all of them among `every`. Raises ValueError naming the first that is not."""
+    if unknown := sorted(set(names or ()) - set(every)):
+        raise ValueError(f"{unknown[0]} is not a notebook: it must be one of {', '.join(every)}.")
     return list(names or ())
 
 

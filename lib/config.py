@@ -35,7 +35,8 @@ class LoopedConfig(PreTrainedConfig):
     the trained budget r0. `boundary` is the period k of the loop-boundary norm: 0 never, 1 every step, k every k-th step
     (contract paper, "The axis"). `shared_norm`: boundary and readout use one module, as in Ouro; False gives two.
 
-    Raises ValueError, one sentence naming the key and what would be right, when a value is impossible.
+    Raises ValueError, one sentence naming the key and what would be right, when a value is impossible, and huggingface_hub's
+    StrictDataclassError when it is of another type.
     """
 
     model_type = "looped"

@@ -4,6 +4,7 @@ A sweep over K = 1..K_max is ONE trajectory of K_max steps with a readout at eac
 Shapes: N instances, B rows of a batch, A answers, D d_model, V vocabulary, K loop counts.
 """
 
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -12,8 +13,32 @@ import pandas as pd
 import torch
 
 from lib.boundary import Boundary
+from lib.cache import LoopedCache, SharedPrefix
 from lib.looped import LoopedModel, at_positions
 from lib.tasks import Instances
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """Tokens that every row begins with, run once: what the loop's layers, and at each K the coda's, keep of them."""
+
+    loop: SharedPrefix
+    coda: dict[int, SharedPrefix]  # by loop count; empty without a coda
+    tokens: int
+
+
+@torch.no_grad()
+def prefix_of(model: LoopedModel, ids: torch.Tensor, max_loops: int, boundary: Boundary | None = None) -> Prefix:
+    """Run the shared first tokens, ids (S,), once, for sweeps of up to max_loops steps under one boundary."""
+    loop, coda = LoopedCache(), {}
+    context = model.context(ids[None], cache=loop)
+    for K, z in enumerate(model.trajectory(ids[None], max_loops, boundary, context=context), start=1):
+        if model.coda:
+            after = copy.copy(context)
+            after.cache = filled = LoopedCache()
+            model.readout(z, torch.tensor([len(ids) - 1], device=ids.device), after)
+            coda[K] = SharedPrefix(filled)
+    return Prefix(SharedPrefix(loop), coda, len(ids))
 
 
 @torch.no_grad()
@@ -23,16 +48,22 @@ def sweep(
     answer_positions: torch.Tensor,
     max_loops: int,
     boundary: Boundary | None = None,
+    prefix: Prefix | None = None,
     **state,
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
     """Yield (K, logits (B, A, V), raw states (B, A, D)) at the answer positions for K = 1..max_loops of one trajectory.
 
     Bitwise equal to `forward(loops=K)` of the same batch at the same positions (eager, one thread, same initial state, which
-    `initial_state=` or `state_seed=` give). Raises ValueError when max_loops is below 1.
+    `initial_state=` or `state_seed=` give). With a prefix of the same boundary, ids and positions are those behind it.
+    Raises ValueError when max_loops is below 1.
     """
-    context = model.context(ids)
+    context = model.context(ids, cache=prefix and prefix.loop)
     for K, z in enumerate(model.trajectory(ids, max_loops, boundary, context=context, **state), start=1):
-        yield K, model.readout(z, answer_positions, context), at_positions(z, answer_positions)
+        after = context
+        if prefix and model.coda:
+            after = copy.copy(context)
+            after.cache = prefix.coda[K]
+        yield K, model.readout(z, answer_positions, after), at_positions(z, answer_positions)
 
 
 @dataclass(frozen=True)
@@ -52,17 +83,20 @@ def read(
     max_loops: int,
     boundary: Boundary | None = None,
     batch_size: int = 256,
+    prefix: Prefix | None = None,
 ) -> Readings:
     """Sweep N instances of a stratum, `batch_size` rows at a time; every array of the Readings is (max_loops, N).
 
-    Measures as in the contract paper, "Metrics and statistics". Raises ValueError when max_loops is below 1.
+    Measures as in the contract paper, "Metrics and statistics". prefix: the first tokens that all of them share, run before.
+    Raises ValueError when max_loops is below 1.
     """
-    parts = []
+    parts, skip = [], prefix.tokens if prefix else 0
     for i in range(0, len(instances.answer), batch_size):
         rows = slice(i, i + batch_size)
-        ids = torch.as_tensor(instances.ids[rows], device=model.device)
-        positions = torch.as_tensor(instances.answer_position[rows, None], device=model.device)
-        steps = [_reading(logits[:, 0], z[:, 0]) for _, logits, z in sweep(model, ids, positions, max_loops, boundary)]
+        ids = torch.as_tensor(instances.ids[rows, skip:], device=model.device)
+        positions = torch.as_tensor(instances.answer_position[rows, None] - skip, device=model.device)
+        swept = sweep(model, ids, positions, max_loops, boundary, prefix)
+        steps = [_reading(logits[:, 0], z[:, 0]) for _, logits, z in swept]
         parts.append([np.stack(column) for column in zip(*steps, strict=True)])
     return Readings(*(np.concatenate(column, axis=1) for column in zip(*parts, strict=True)), instances.answer)
 

@@ -45,6 +45,7 @@ def at_steps(states: list[torch.Tensor], step: torch.Tensor) -> torch.Tensor:
 
 
 def weighted_logits(model, states: list[torch.Tensor]) -> torch.Tensor:
-    """Logits of every step, averaged with the exit distribution. states: K raw states (B, T, D) -> (B, T, V)."""
+    """Logits of every step, averaged with the exit distribution, of rows without padding. states: K raw states (B, T, D) ->
+    (B, T, V)."""
     p = distribution(gate_logits(model, states))
     return sum(p[..., k, None].to(z.dtype) * model.readout(z) for k, z in enumerate(states))

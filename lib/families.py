@@ -3,9 +3,10 @@
 from collections.abc import Callable
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 
 from lib import family_axes, family_huginn, family_ouro
-from lib.checkpoint_plan import Piece, Plan, Reader, ids
+from lib.checkpoint_plan import Piece, Plan, Reader
 from lib.config import LoopedConfig
 from lib.looped import LoopedModel
 
@@ -16,11 +17,11 @@ def plan(values: dict, where: str) -> Plan:
     Raises ValueError, one sentence, when the family is unknown or a value is one the model does not have.
     """
     kind = "axes" if isinstance(values.get("model"), dict) else values.get("model_type")
-    if kind not in FAMILIES:
+    if not isinstance(kind, str) or kind not in FAMILIES:
         raise ValueError(f"{where}: model_type is {kind!r}: it must be one of {', '.join(k for k in FAMILIES if k != 'axes')}")
     try:
         return FAMILIES[kind](Reader(values, where))
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, AttributeError, StrictDataclassError) as error:
         said = " ".join(str(error).split())
         raise ValueError(said if said.startswith(where) else f"{where}: {said}") from error
 
@@ -35,10 +36,7 @@ def looped(read: Reader) -> Plan:
         c,
         tuple(Piece(name, shape, name) for name, shape in shapes.items()),
         twins=(("lm_head.weight", "embed_tokens.weight"),) if c.tie_word_embeddings else (),
-        stop=ids(read.get("eos_token_id")),
-        pad=read.get("pad_token_id"),
-        start=read.get("bos_token_id"),
-        dtype=read.get("dtype", default="float32"),
+        dtype=read.dtype("float32"),
     )
 
 

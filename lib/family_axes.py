@@ -15,35 +15,40 @@ LAYER = {
     "attention_norm": "attention.norm.weight",
     "feed_forward_norm": "nffn.norm.weight",
 }
+# key -> the values the model has, and what a missing key means in the published code
 FIXED = {
-    "apply_rmsnorm": True,
-    "norm_affine": True,
-    "layernorm_num_groups": 1,
-    "swiglu": True,
-    "attn_act_func": "softmax",
-    "apply_attn_gate": False,
-    "qknorm": False,
-    "scale_emb": False,
-    "output_size": -1,
-    "num_shared_experts": 0,
-    "num_values": 0,
-    "dense_prelude_input_injection": "none",
-    "residual_func": "base",
-    "huginn_depth_control": False,
+    "apply_rmsnorm": ((True,), False),
+    "norm_affine": ((True,), True),
+    "layernorm_num_groups": ((1,), 1),
+    "swiglu": ((True,), False),
+    "attn_act_func": (("softmax",), "softmax"),
+    "apply_attn_gate": ((False,), False),
+    "qknorm": ((False,), False),
+    "scale_emb": ((False,), False),
+    "output_size": ((-1,), -1),
+    "num_shared_experts": ((0,), 0),
+    "num_values": ((0,), 0),
+    "dense_prelude_input_injection": (("none",), "none"),
+    "residual_func": (("base", "add"), "base"),
+    "huginn_depth_control": ((False,), False),
 }
+INJECTIONS = ("none", "diagonal")
 STATES = {"normal": "noise", "input": "input", "zero": "zeros"}
 
 
 def plan(read: Reader) -> Plan:
     """The axes paper's checkpoints: pre-norm layers, no boundary norm, a diagonal injection where there is one."""
     read = Reader(read.values["model"], f"{read.where}, model")
-    experts = read.whole("num_experts", default=0)
-    c = LoopedConfig(**_axes_values(read, experts))  # names the axis where a value is not built
-    for key, value in FIXED.items():
-        read.only(key, value, default=value)
-    where = read.get("rope_head_dim", default=c.head_width)
-    if where != c.head_width:
-        raise read.refuse("rope_head_dim", where, f"head_dim, {c.head_width}")
+    if experts := read.whole("num_experts", default=0, least=0):
+        raise read.refuse("num_experts", experts, "0, since the axis feed_forward has no 'experts' yet")
+    hierarchy = read.word("huginn_hierarchical_state", default="none")
+    if hierarchy != "none" and read.get("arch") == "huginn":
+        raise read.refuse("huginn_hierarchical_state", hierarchy, f"'none', since the axis state has no {hierarchy!r} yet")
+    for key, (allowed, missing) in FIXED.items():
+        read.only(key, *allowed, default=missing)
+    c = LoopedConfig(**_values(read))
+    if (turned := read.whole("rope_head_dim", default=c.head_width, least=0)) != c.head_width:
+        raise read.refuse("rope_head_dim", turned, f"head_dim, {c.head_width}")
     D = c.d_model
     targets = [(part, i) for part, n in (("prelude", c.prelude), ("core", c.core), ("coda", c.coda)) for i in range(n)]
     pieces = [Piece("embed.weight", (c.vocab_size, D), "embed_tokens.weight")]
@@ -63,44 +68,48 @@ def plan(read: Reader) -> Plan:
     return Plan(NAME, c, tuple(pieces), dtype="bfloat16")
 
 
-def _axes_values(read: Reader, experts: int) -> dict:
-    """LoopedConfig values of the axes paper's `model` section."""
-    layers, D = read.whole("num_layers"), read.whole("model_dim")
+def _injection(read: Reader, key: str, missing: str) -> str:
+    if (value := read.word(key, default=missing)) not in INJECTIONS:
+        raise read.refuse(key, value, " or ".join(map(repr, INJECTIONS)))
+    return value
+
+
+def _values(read: Reader) -> dict:
+    """LoopedConfig values of the axes paper's `model` section; a missing key means what it means in the published code."""
+    layers, D, H = read.whole("num_layers"), read.whole("model_dim"), read.whole("num_heads")
     values = {
         "vocab_size": read.whole("vocab_size"),
         "d_model": D,
-        "n_heads": read.whole("num_heads"),
-        "n_kv_heads": read.whole("num_kv_heads", default=read.whole("num_heads")),
-        "head_dim": read.whole("head_dim"),
+        "n_heads": H,
+        "n_kv_heads": read.whole("num_kv_heads", default=H),
+        "head_dim": read.whole("head_dim", default=D // H),
         "d_ff": read.whole("ffn_hidden_dim"),
         "loops": read.whole("loop_times", default=1),
-        "feed_forward": "experts" if experts else "dense",
         "rope": "interleaved",
-        "rope_theta": float(read.get("rope_base", default=10000.0)),
-        "norm_eps": float(read.get("rmsnorm_eps", default=1.0e-6)),
+        "rope_theta": read.number("rope_base", default=100000.0),
+        "norm_eps": read.number("rmsnorm_eps", default=1.0e-6),
     }
     arch = read.get("arch", default="transformer")
     if arch == "transformer":
-        start = read.whole("loop_start_layer", default=0)
+        start = read.whole("loop_start_layer", default=0, least=0)
         end = read.whole("loop_end_layers", default=layers)
         if not 0 <= start < end <= layers:
-            raise read.refuse("loop_start_layer and loop_end_layers", (start, end), f"a span of the {layers} layers")
+            raise read.refuse("loop_end_layers", end, f"above loop_start_layer, {start}, and at most num_layers, {layers}")
         values |= {"prelude": start, "core": end - start, "coda": layers - end}
-        if (injection := read.get("loop_input_injection", default="none")) != "none":
+        if (injection := _injection(read, "loop_input_injection", "none")) != "none":
             values |= {"injection": injection, "injection_source": "tokens"}
         return values
     if arch != "huginn":
         raise read.refuse("arch", arch, "'transformer' or 'huginn'")
-    prelude, coda = (read.whole(f"huginn_{part}_layers") for part in ("prelude", "coda"))
+    prelude, coda = (read.whole(f"huginn_{part}_layers", default=1, least=0) for part in ("prelude", "coda"))
     core = read.whole("huginn_recurrent_layers", default=layers - prelude - coda)
     if prelude + core + coda != layers:
         raise read.refuse("num_layers", layers, f"{prelude + core + coda}, the layers of prelude, recurrent block and coda")
-    start = read.get("huginn_state_init", default="normal")
+    start = read.word("huginn_state_init", default="zero")
     if start not in STATES:
         raise read.refuse("huginn_state_init", start, " or ".join(map(repr, STATES)))
-    hierarchy = read.get("huginn_hierarchical_state", default="none")
     values |= {"prelude": prelude, "core": core, "coda": coda, "state_init": STATES[start]}
-    values |= {"injection": read.get("huginn_input_injection", default="none")}
+    values |= {"injection": _injection(read, "huginn_input_injection", "diagonal")}
     if start == "normal":
         values |= {"state_noise": "hash", "state_std": D**-0.5}
-    return values | {"state": "single" if hierarchy == "none" else hierarchy}
+    return values

@@ -1,6 +1,6 @@
 """tomg-group-umd's Huginn-0125: its configuration, in both spellings, and its tensors' names."""
 
-from lib.checkpoint_plan import Piece, Plan, Reader, ids, layer_pieces
+from lib.checkpoint_plan import Piece, Plan, Reader, layer_pieces
 from lib.config import LoopedConfig
 
 LAYER = {
@@ -32,7 +32,7 @@ def plan(read: Reader) -> Plan:
     """Huginn-0125: prelude, core and coda, the state concatenated with the prelude's output, a noise state, norms on sums."""
     for key, value in FIXED.items():
         read.only(key, value, default=value)
-    state = read.get("state_init", default="like-init")
+    state = read.word("state_init", default="like-init")
     if state not in STATES:
         raise read.refuse("state_init", state, " or ".join(map(repr, STATES)))
     D, H = read.whole("n_embd", "hidden_size"), read.whole("n_heads", "num_attention_heads")
@@ -40,27 +40,30 @@ def plan(read: Reader) -> Plan:
         raise read.refuse("num_key_value_heads", kv, f"{H}, as many as n_heads")
     if (width := read.whole("head_dim", default=D // H)) * H != D:
         raise read.refuse("head_dim", width, f"n_embd / n_heads, {D // H}")
-    tied = bool(read.get("tie_embeddings", "tie_word_embeddings", default=True))
+    tied, V = read.flag("tie_embeddings", "tie_word_embeddings", default=True), read.whole("padded_vocab_size", "vocab_size")
+    P, C, Q = (read.whole(f"n_layers_in_{part}") for part in ("prelude", "recurrent_block", "coda"))
+    if (layers := read.whole("n_layers", "num_hidden_layers", default=P + C + Q)) != P + C + Q:
+        raise read.refuse("n_layers", layers, f"{P + C + Q}, the layers of prelude, recurrent block and coda")
     c = LoopedConfig(
-        vocab_size=read.whole("padded_vocab_size", "vocab_size"),
+        vocab_size=V,
         d_model=D,
         n_heads=H,
         qk_bias=True,
         d_ff=read.whole("intermediate_size"),
-        prelude=read.whole("n_layers_in_prelude"),
-        core=read.whole("n_layers_in_recurrent_block"),
-        coda=read.whole("n_layers_in_coda"),
+        prelude=P,
+        core=C,
+        coda=Q,
         loops=read.whole("mean_recurrence", default=32),
         block="sandwich_sum",
         injection="concat",
-        injection_bias=bool(read.get("bias", default=False)),
+        injection_bias=read.flag("bias", default=False),
         state_init=STATES[state],
         state_noise="truncated",
         state_std=0.4**0.5,
         readout_order="norm_coda_norm",
         rope="interleaved",
-        rope_theta=float(read.get("rope_base", default=50000.0)),
-        norm_eps=float(read.get("norm_eps", default=1.0e-6)),
+        rope_theta=read.number("rope_base", default=50000.0),
+        norm_eps=read.number("norm_eps", default=1.0e-6),
         embedding_scale=D**0.5,
         tie_word_embeddings=tied,
     )
@@ -74,7 +77,7 @@ def plan(read: Reader) -> Plan:
         Piece("transformer.ln_f.weight", (D,), "norm.weight"),
     ]
     head = Piece("lm_head.weight", (c.vocab_size, D), "lm_head.weight")
-    stop = {*ids(read.get("eos_token_id")), END_OF_TURN}
+    stop = {*read.tokens("eos_token_id", V), END_OF_TURN}
     return Plan(
         "Huginn",
         c,
@@ -82,7 +85,7 @@ def plan(read: Reader) -> Plan:
         spare=frozenset({"freqs_cis", "transformer.freqs_cis"}),  # the rotation's table, made anew
         twins=((head.source, pieces[0].source),) if tied else (),
         stop=tuple(sorted(t for t in stop if t < c.vocab_size)),
-        pad=read.get("pad_token_id"),
-        start=read.get("bos_token_id"),
-        dtype=read.get("dtype", "torch_dtype", default="bfloat16"),
+        pad=read.token("pad_token_id", V),
+        start=read.token("bos_token_id", V),
+        dtype=read.dtype("bfloat16"),
     )

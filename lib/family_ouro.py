@@ -1,6 +1,6 @@
 """ByteDance's Ouro: its configuration, in both spellings, and its tensors' names."""
 
-from lib.checkpoint_plan import Piece, Plan, Reader, ids, layer_pieces
+from lib.checkpoint_plan import Piece, Plan, Reader, layer_pieces
 from lib.config import LoopedConfig
 
 LAYER = {
@@ -24,17 +24,16 @@ def plan(read: Reader) -> Plan:
         read.only(key, *allowed, default=allowed[0])
     if (early := read.get("early_exit_step")) is not None:
         raise read.refuse("early_exit_step", early, "null (give loops= to the model instead)")
-    if kinds := set(read.get("layer_types", default=[])) - {"full_attention"}:
-        raise read.refuse("layer_types", sorted(kinds)[0], "'full_attention' throughout")
-    rope = read.get("rope_parameters", "rope_scaling", default={})  # the spellings of transformers 5 and 4
-    if (kind := rope.get("rope_type", rope.get("type", "default"))) != "default":
-        raise read.refuse("rope_type", kind, "'default'")
-    D, H = read.whole("hidden_size"), read.whole("num_attention_heads")
+    if (kinds := read.get("layer_types")) is not None and set(map(str, kinds)) != {"full_attention"}:
+        raise read.refuse("layer_types", kinds, "a list of 'full_attention'")
+    D, H, V = read.whole("hidden_size"), read.whole("num_attention_heads"), read.whole("vocab_size")
+    if H % (kv := read.whole("num_key_value_heads", default=H)):
+        raise read.refuse("num_key_value_heads", kv, f"a divisor of num_attention_heads, {H}")
     c = LoopedConfig(
-        vocab_size=read.whole("vocab_size"),
+        vocab_size=V,
         d_model=D,
         n_heads=H,
-        n_kv_heads=read.whole("num_key_value_heads", default=H),
+        n_kv_heads=kv,
         head_dim=read.whole("head_dim", default=D // H),
         d_ff=read.whole("intermediate_size"),
         core=read.whole("num_hidden_layers"),
@@ -42,10 +41,10 @@ def plan(read: Reader) -> Plan:
         block="sandwich",
         boundary=1,
         exit_gate=True,
-        exit_threshold=float(read.get("early_exit_threshold", default=1.0)),
-        rope_theta=float(rope.get("rope_theta", read.get("rope_theta", default=10000.0))),
-        norm_eps=float(read.get("rms_norm_eps", default=1.0e-6)),
-        tie_word_embeddings=bool(read.get("tie_word_embeddings", default=False)),
+        exit_threshold=read.number("early_exit_threshold", default=1.0),
+        rope_theta=_theta(read),
+        norm_eps=read.number("rms_norm_eps", default=1.0e-6),
+        tie_word_embeddings=read.flag("tie_word_embeddings", default=False),
     )
     pieces = [
         Piece("model.embed_tokens.weight", (c.vocab_size, D), "embed_tokens.weight"),
@@ -61,8 +60,20 @@ def plan(read: Reader) -> Plan:
         tuple(pieces if c.tie_word_embeddings else [*pieces, head]),
         twins=((head.source, pieces[0].source),) if c.tie_word_embeddings else (),
         # the published configuration knows <|endoftext|> alone, while a turn ends with <|im_end|>, token 2
-        stop=tuple(sorted({*ids(read.get("eos_token_id", default=0)), 2})),
-        pad=read.get("pad_token_id", default=0),
-        start=read.get("bos_token_id"),
-        dtype=read.get("dtype", "torch_dtype", default="bfloat16"),
+        stop=tuple(sorted({*read.tokens("eos_token_id", V, default=0), 2})),
+        pad=read.token("pad_token_id", V, default=0),
+        start=read.token("bos_token_id", V),
+        dtype=read.dtype("bfloat16"),
     )
+
+
+def _theta(read: Reader) -> float:
+    """The base of the rotation, in transformers 5's spelling (rope_parameters) or 4's. Raises ValueError for a scaled one."""
+    rope = read.get("rope_parameters", "rope_scaling", default={})
+    if not isinstance(rope, dict) or set(rope) - {"rope_type", "type", "rope_theta"}:
+        raise read.refuse("rope_parameters", rope, "rope_type 'default' and rope_theta alone")
+    if (kind := rope.get("rope_type") or rope.get("type") or "default") != "default":
+        raise read.refuse("rope_type", kind, "'default'")
+    if read.get("partial_rotary_factor", default=1) != 1:
+        raise read.refuse("partial_rotary_factor", read.get("partial_rotary_factor"), "1 or absent")
+    return Reader(read.values | rope, read.where).number("rope_theta", default=10000.0)

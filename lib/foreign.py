@@ -1,7 +1,7 @@
-"""Looped classes that the installed transformers ships: which setting is their loop count, and each of them tiny and random.
+"""Six looped classes that the installed transformers ships: which setting is their loop count, and each tiny and random.
 
-Each reads its setting in `forward`, so it can be changed on a model that is already built. Zamba and Zamba2 loop too, but as
-modules of their own that share weights, as many as their configuration says.
+Each reads its setting in `forward`, so it can be changed on a model that is already built. The library has more: ESMFold
+recycles, and Zamba loops as modules of their own that share weights, as many as its configuration says.
 """
 
 from collections.abc import Callable

@@ -8,7 +8,7 @@ What did not pay at this size: a compiled step, which gains more but compiles ea
 a thousand steps, and needs a compiler; bf16 products on a chip without units for them; oneDNN's linear; a larger malloc arena;
 the last loop step at the answer positions alone, which would break the sweep's equality with a forward pass.
 
-Shapes: B batch, T tokens, D d_model, H heads, E = D / H channels a head, O outputs of a matrix.
+Shapes: B batch, T tokens, D d_model, H heads, E channels a head, O outputs of a matrix.
 """
 
 import math
@@ -65,7 +65,7 @@ class NormLinear(torch.autograd.Function):
 
 
 class Attend(torch.autograd.Function):
-    """Causal attention with rotary positions. qkv (B, T, 3 D), its query and key channels in pairs -> (B, T, D).
+    """Causal attention with rotary positions. qkv (B, T, 3 H E), its query and key channels in pairs -> (B, T, H E).
 
     turns: (T, 2, H, E / 2) complex rotations of queries (with the 1 / sqrt(E) of the scores in them) and keys; causal:
     (T, T), minus infinity above the diagonal.

@@ -38,17 +38,18 @@ def module_calls(model: nn.Module, loop_counts: Sequence[int], run: Callable) ->
 def norms(model: nn.Module, loop_counts: Sequence[int], run: Callable) -> pd.DataFrame:
     """One row a normalisation module: norm (its name), kind (its class), calls (at each loop count), acts, within.
 
-    A module is a norm when its class name contains "norm" and it holds no embedding. acts: outside the loop when it is called
-    as often at every loop count; else it grows with the loop count, and is inside a looped layer when a module around it
-    (`within`) grows too, and at the loop boundary when none does. A growing module that only strings growing layers together
-    is no layer: a norm beside its layers is at the boundary. Raises ValueError unless the loop counts are two or more and
-    increase.
+    A module is a norm when its class name contains "norm", it has no modules inside and is no embedding. acts: outside the
+    loop when it is called as often at every loop count; else it grows with the loop count, and is inside a looped layer when a
+    module around it (`within`) grows too, and at the loop boundary when none does. A growing module that holds growing layers
+    in a list only strings them together and is no layer: a norm beside that list is at the boundary (layers held by name are
+    not known from the parts of a layer). One module that stands in two places has one name and is judged by it. Raises
+    ValueError unless the loop counts are two or more and increase.
     """
     if len(loop_counts) < 2 or list(loop_counts) != sorted(set(loop_counts)) or loop_counts[0] < 1:
         raise ValueError(f"loop_counts are {list(loop_counts)}: they must be two or more and increase from at least 1")
     calls = module_calls(model, loop_counts, run)
     modules = dict(model.named_modules())
-    is_norm = {name: "norm" in type(m).__name__.lower() and not isinstance(m, nn.Embedding) for name, m in modules.items()}
+    is_norm = {name: _is_norm(m) for name, m in modules.items()}
     growing = {name for name, n in calls.items() if n[-1] > n[0]}
     layers = {name for name in growing if not is_norm[name] and not _strings(name, modules[name], growing, is_norm)}
     rows = []
@@ -57,6 +58,11 @@ def norms(model: nn.Module, loop_counts: Sequence[int], run: Callable) -> pd.Dat
         acts = UNUSED if not any(calls[name]) else OUTSIDE if name not in growing else LAYER if within else BOUNDARY
         rows.append((name, type(modules[name]).__name__, calls[name], acts, within if acts == LAYER else None))
     return pd.DataFrame(rows, columns=["norm", "kind", "calls", "acts", "within"])
+
+
+def _is_norm(module: nn.Module) -> bool:
+    inner = next(module.children(), None)
+    return "norm" in type(module).__name__.lower() and inner is None and not isinstance(module, nn.Embedding)
 
 
 def _around(name: str) -> list[str]:

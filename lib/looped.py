@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 import torch.nn.functional as F
 from torch import nn
-from transformers import AutoModelForCausalLM, Cache, GenerationMixin, PreTrainedModel
+from transformers import AutoModelForCausalLM, Cache, GenerationConfig, GenerationMixin, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
 from transformers.utils import can_return_tuple
 
@@ -185,17 +185,21 @@ class LoopedModel(PreTrainedModel, GenerationMixin):
         state_seed: int | None = None,
         state_rows: torch.Tensor | None = None,
         context: Context | None = None,
+        backprop: int | None = None,
     ) -> Iterator[torch.Tensor]:
         """The raw states z_1 .. z_loops in order, each (B, T, D). Defaults: the trained loop count and boundary.
 
         initial_state: (B, T, D) replaces init_state; state_seed picks the noise where the state starts from noise (None: the
         configuration's own, which for "hash" takes no seed); state_rows: (B,) row numbers that enter that hash, 0 by default.
-        Raises ValueError when loops is below 1 or initial_state has another shape.
+        backprop: gradients flow through the last so many steps alone. Raises ValueError when loops is below 1 or initial_state
+        has another shape.
         """
         loops = self.config.loops if loops is None else loops
-        if loops < 1:
-            raise ValueError(f"loops is {loops}: it must be at least 1")
+        if isinstance(loops, bool) or not isinstance(loops, int) or loops < 1:
+            raise ValueError(f"loops is {loops!r}: it must be a whole number, at least 1")
         boundary = Boundary(self.config.boundary) if boundary is None else boundary
+        if not isinstance(boundary, Boundary):
+            raise ValueError(f"boundary is {boundary!r}: it must be `never` or `every(k)` of lib.boundary")
         context = context or self.context(ids)
         if isinstance(context.cache, LoopedCache):
             context.cache.hold(loops, boundary)
@@ -212,7 +216,8 @@ class LoopedModel(PreTrainedModel, GenerationMixin):
             z = self.init_state(e)
         injected = e if self.config.injection_source == "prelude" else x
         for t in range(loops):
-            z = self.step(z, injected, t, boundary, context)
+            with torch.set_grad_enabled(torch.is_grad_enabled() and (backprop is None or t >= loops - backprop)):
+                z = self.step(z, injected, t, boundary, context)
             yield z
 
     @can_return_tuple
@@ -229,6 +234,7 @@ class LoopedModel(PreTrainedModel, GenerationMixin):
         state_rows: torch.Tensor | None = None,
         segments: torch.Tensor | None = None,
         exit_threshold: float | None = None,
+        backprop: int | None = None,
         cache: Cache | None = None,
         use_cache: bool = False,
         logits_to_keep: int = 0,
@@ -238,11 +244,12 @@ class LoopedModel(PreTrainedModel, GenerationMixin):
         input_ids: (B, T) or (B, T, F) -> logits (B, T, V) with next-token labels (B, T), or (B, A, V) with labels (B, A) read
         at answer_positions. Label -100 is ignored. exit_threshold below 1: each token is read at its own loop step, see
         `exits`. With a cache, input_ids are the tokens that are not in it yet. logits_to_keep: the last so many alone, 0 all.
+        For the rest see `trajectory` and `context`.
         """
         if cache is None and use_cache:
             cache = LoopedCache()
         context = self.context(input_ids, attention_mask, segments, cache)
-        states = self.trajectory(input_ids, loops, boundary, initial_state, state_seed, state_rows, context)
+        states = self.trajectory(input_ids, loops, boundary, initial_state, state_seed, state_rows, context, backprop)
         threshold = self.config.exit_threshold if exit_threshold is None else exit_threshold
         if threshold < 1:
             states = list(states)
@@ -263,15 +270,32 @@ class LoopedModel(PreTrainedModel, GenerationMixin):
         """transformers' `generate`, with a cache that has a slot for every layer and loop step unless use_cache is False.
 
         Rows padded on the right are generated as if padded on the left, since new tokens follow the last column; the prompt
-        comes back as it was given.
+        comes back as it was given. Without attention_mask, a padding token that ends no text is taken for padding. Raises
+        ValueError for a mask of another shape, another kind of cache, and rows padded on the right with a cache of one's own.
         """
-        if kwargs.get("cache") is None and kwargs.get("use_cache") is not False:
+        settings = next((a for a in args if isinstance(a, GenerationConfig)), kwargs.get("generation_config"))
+        settings = settings or self.generation_config
+        kind = kwargs.pop("cache_implementation", None) or settings.cache_implementation
+        if kind not in (None, "dynamic"):
+            raise ValueError(f"cache_implementation is {kind!r}: it must be 'dynamic', one slot a layer and loop step")
+        own = kwargs.get("cache") is not None or kwargs.get("past_key_values") is not None
+        if not own and kwargs.get("use_cache", settings.use_cache) is not False:
             kwargs["cache"] = LoopedCache()
-        ids = kwargs.pop("input_ids", None) if inputs is None else inputs
-        given = ids
-        if attention_mask is not None and ids is not None and not bool(attention_mask[:, -1].all()):
-            order = attention_mask.bool().to(torch.uint8).argsort(dim=1, stable=True)  # padding first, the rest in order
-            ids, attention_mask = ids.gather(1, order), attention_mask.gather(1, order)
+        ids = given = kwargs.pop("input_ids", None) if inputs is None else inputs
+        if ids is not None:
+            pad, stop = (kwargs.get(key, getattr(settings, key)) for key in ("pad_token_id", "eos_token_id"))
+            stops = stop if isinstance(stop, list) else [stop]
+            if attention_mask is None and pad is not None and pad not in stops and bool((ids == pad).any()):
+                attention_mask = (ids != pad).long()
+            if attention_mask is not None and attention_mask.shape != ids.shape:
+                raise ValueError(
+                    f"attention_mask is {tuple(attention_mask.shape)}: it must be {tuple(ids.shape)}, as input_ids"
+                )
+            if attention_mask is not None and not bool(attention_mask[:, -1].all()):
+                if own:
+                    raise ValueError("rows are padded on the right and a cache is given: pad them on the left")
+                order = attention_mask.bool().to(torch.uint8).argsort(dim=1, stable=True)  # padding first, the rest in order
+                ids, attention_mask = ids.gather(1, order), attention_mask.gather(1, order)
         out = super().generate(ids, *args, attention_mask=attention_mask, **kwargs)
         if ids is not given:
             tokens = out if isinstance(out, torch.Tensor) else out.sequences

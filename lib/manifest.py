@@ -27,8 +27,11 @@ def verify(folder: Path, cached: bool = False) -> None:
     path = folder / NAME
     manifest = read_json(path)
     bare = {key: value for key, value in manifest.items() if key != "manifest_sha256"}
-    text = json.dumps(bare, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-    if manifest.get("manifest_sha256") != hashlib.sha256(text.encode()).hexdigest():
+    try:
+        text = json.dumps(bare, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False).encode()
+    except ValueError as error:  # NaN, or half a character
+        raise ValueError(f"{path} holds a value that has no place in it ({error}): get it again") from error
+    if manifest.get("manifest_sha256") != hashlib.sha256(text).hexdigest():
         raise ValueError(f"{path}: manifest_sha256 is not the hash of the rest: the manifest was altered; get it again")
     for key, value in HEAD.items():
         if manifest.get(key) != value:
@@ -68,12 +71,12 @@ def _files(folder: Path, listed: dict[str, dict], cached: bool) -> None:
     if folder.is_symlink():
         raise ValueError(f"{folder} is a link: it must be the folder itself")
     there = set()
-    blobs = folder.resolve().parents[1] / "blobs"
+    blobs = folder.resolve().parents[1] / "blobs" if cached else None
     for file in sorted(folder.rglob("*")):
         name = file.relative_to(folder).as_posix()
         if name == DOWNLOADED[0] or name.startswith(DOWNLOADED[1]):
             continue
-        if file.is_symlink() and not (cached and file.resolve().parent == blobs):
+        if file.is_symlink() and file.resolve().parent != blobs:
             raise ValueError(f"{file} is a link: every file must be a file; get it with `hf download --local-dir`")
         if file.is_file() and name != NAME:
             there.add(name)
@@ -96,7 +99,9 @@ def _contents(folder: Path, manifest: dict, listed: dict[str, dict]) -> None:
         raise ValueError(f"{folder / NAME}: model must be of dtype bfloat16 with the index {INDEX}")
     index = read_json(folder / INDEX)
     place = index.get("weight_map")
-    if not isinstance(place, dict) or model.get("tensor_count") != len(place):
+    if not isinstance(place, dict) or not all(isinstance(name, str) for name in place.values()):
+        raise ValueError(f"{folder / INDEX}: weight_map must name each tensor's file")
+    if model.get("tensor_count") != len(place):
         raise ValueError(f"{folder / INDEX}: weight_map must name model.tensor_count tensors, {model.get('tensor_count')}")
     named, kept = set(place.values()), {name for name in listed if name.endswith(".safetensors")}
     if model.get("shards") != len(named) or named != kept:
@@ -105,7 +110,7 @@ def _contents(folder: Path, manifest: dict, listed: dict[str, dict]) -> None:
         )
     total = index.get("metadata", {}).get("total_size") if isinstance(index.get("metadata"), dict) else None
     if not isinstance(total, int) or isinstance(total, bool) or total < 1:
-        raise ValueError(f"{folder / INDEX}: metadata.total_size must be the bytes of all tensors")
+        raise ValueError(f"{folder / INDEX}: metadata.total_size must be a whole number above 0")
     config = read_json(folder / "config.json")
     if "config_projection" in manifest:
         if manifest["config_projection"] != "model_tokenizer_only":
@@ -123,5 +128,5 @@ def _contents(folder: Path, manifest: dict, listed: dict[str, dict]) -> None:
     for name in sorted(named):
         with open_shard(folder / name) as f:
             for tensor in f.keys():
-                if (kind := f.get_slice(tensor).get_dtype()) in ("F64", "F32", "F16"):
+                if (kind := f.get_slice(tensor).get_dtype()).startswith("F"):
                     raise ValueError(f"{folder / name}: {tensor} is {kind}: every tensor must be BF16")

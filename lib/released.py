@@ -14,11 +14,12 @@ from transformers import GenerationConfig, PreTrainedTokenizerFast
 
 from lib import checkpoint, families, family_axes, manifest, paths
 from lib.boundary import Boundary
+from lib.checkpoint_plan import DTYPES as DTYPE_NAMES
 from lib.checkpoint_plan import Plan
 from lib.config import LoopedConfig
 from lib.looped import LoopedModel
 
-DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16, "float32": torch.float32, "float64": torch.float64}
+DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 
 @dataclass(frozen=True)
@@ -41,27 +42,27 @@ def catalogue() -> list[Entry]:
             try:
                 entries.append(Entry(id, families.plan(config, f"{file.name}, {id}")))
             except ValueError as error:
-                entries.append(Entry(id, None, str(error).split(f"{id}: ")[-1]))
+                entries.append(Entry(id, None, str(error).split(id, 1)[1].split(": ", 1)[1]))
     return entries
 
 
 def find(source: str | Path, revision: str | None = None) -> tuple[Path, bool]:
     """The folder of a checkpoint, and whether it is the hub's own cache: a folder, or a hub id that was downloaded.
 
-    A hub id is looked for in models/<its name> and in the hub's cache; nothing is downloaded. Raises ValueError with the
+    A hub id is looked for in models/<hub id> and in the hub's cache; nothing is downloaded. Raises ValueError with the
     command that downloads it, or naming the folder that is not there.
     """
+    name = str(source)
     path = Path(source).expanduser()
-    if path.is_dir():
+    if name and path.is_dir():
         return path, False
     if path.is_file():
         if path.name.endswith(checkpoint.PICKLES):
             raise ValueError(f"{path} is a pickle, {checkpoint.RISK}")
         raise ValueError(f"{path} is a file: give the folder that holds config.json and the weights")
-    name = str(source)
     if name.count("/") != 1 or name.startswith((".", "/", "~")) or name.endswith("/"):
-        raise ValueError(f"{name} is neither a folder nor a hub id such as ByteDance/Ouro-1.4B")
-    if (beside := paths.ROOT / "models" / name.split("/")[1]).is_dir():
+        raise ValueError(f"{name or 'an empty name'} is neither a folder nor a hub id such as ByteDance/Ouro-1.4B")
+    if revision is None and (beside := paths.ROOT / "models" / name).is_dir():
         return beside, False
     try:
         return Path(snapshot_download(name, revision=revision, local_files_only=True)), True
@@ -71,8 +72,10 @@ def find(source: str | Path, revision: str | None = None) -> tuple[Path, bool]:
 
 def command(id: str) -> str:
     """The command that downloads a checkpoint to where `find` looks."""
-    native = f" --local-dir models/{id.split('/')[1]}" if id.startswith("IFM/") else ""  # a layout that allows no links
-    return f"hf download {id}{native}"
+    if not id.startswith("IFM/"):
+        return f"hf download {id}"
+    folder = paths.ROOT / "models" / id  # a layout that allows no links, such as the hub's cache has
+    return f"hf download {id} --local-dir {folder.relative_to(Path.cwd()) if folder.is_relative_to(Path.cwd()) else folder}"
 
 
 def plan_of(folder: Path) -> Plan:
@@ -98,8 +101,10 @@ def load(
 
     source: a folder or a hub id; dtype: the checkpoint's own by default. Its generation settings carry the family's stop and
     padding tokens. Peak memory is the weights in `dtype` and a slice. Raises ValueError, one sentence, for every way in which
-    a checkpoint can be absent, unknown, incomplete, damaged or unsafe.
+    a checkpoint can be absent, unknown, incomplete, damaged or unsafe, and for a GPU that is not there.
     """
+    if torch.device(device).type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"device is {str(device)!r}, and torch finds no GPU on this machine: it must be cpu")
     folder, cached = find(source, revision)
     plan = plan_of(folder)
     _verified(folder, plan, cached)  # before memory is taken
@@ -108,9 +113,11 @@ def load(
     model.to_empty(device=device)
     model.tie_weights()
     checkpoint.fill(model, plan, folder)
-    model.generation_config = GenerationConfig(
-        bos_token_id=plan.start, eos_token_id=list(plan.stop) or None, pad_token_id=plan.pad
-    )
+    if plan.family == "looped" and (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    else:
+        stop = list(plan.stop) or None
+        model.generation_config = GenerationConfig(bos_token_id=plan.start, eos_token_id=stop, pad_token_id=plan.pad)
     return model.eval()
 
 
@@ -119,17 +126,21 @@ def tokenizer(source: str | Path, revision: str | None = None) -> PreTrainedToke
 
     Raises ValueError when there is none, or when it has tokens that the model has not.
     """
-    folder, _ = find(source, revision)
+    folder, cached = find(source, revision)
     plan = plan_of(folder)
     inside = folder
     if plan.family == family_axes.NAME:
-        inside = folder / checkpoint.read_json(folder / "config.json").get("tokenizer", {}).get("path", "tokenizer")
+        manifest.verify(folder, cached)
+        inside = folder / checkpoint.read_json(folder / "config.json")["tokenizer"]["path"]
     if not (inside / "tokenizer.json").is_file():
         raise ValueError(f"{inside / 'tokenizer.json'} is missing: the checkpoint's tokenizer must lie beside it")
     takes = ["input_ids", "attention_mask"]  # what the model takes
-    found = PreTrainedTokenizerFast.from_pretrained(
-        inside, local_files_only=True, padding_side="left", model_input_names=takes
-    )
+    try:
+        found = PreTrainedTokenizerFast.from_pretrained(
+            inside, local_files_only=True, padding_side="left", model_input_names=takes
+        )
+    except Exception as error:  # whatever a broken file makes its reader raise
+        raise ValueError(f"{inside / 'tokenizer.json'} cannot be read ({type(error).__name__}): get it again") from error
     if len(found) > plan.config.vocab_size:
         raise ValueError(
             f"{inside / 'tokenizer.json'} has {len(found)} tokens and the model {plan.config.vocab_size}: it is another model's"
@@ -169,9 +180,11 @@ def _verified(folder: Path, plan: Plan, cached: bool) -> None:
 
 
 def present(id: str) -> Path | None:
-    """The folder of a checkpoint that is on this machine, or None."""
+    """The folder of a checkpoint whose files are all on this machine, or None."""
     try:
-        return find(id)[0]
+        folder = find(id)[0]
+        checkpoint.shards(folder)
+        return folder if (folder / "config.json").is_file() else None
     except ValueError:
         return None
 

@@ -69,8 +69,8 @@ with torch.no_grad():
 # The readout normalises the state before the head reads it. Ouro also normalises it at the end of every loop step, with the
 # same module; Huginn does not. Instrumentation tells them apart without reading any code: count every norm's calls at two loop
 # counts (2 and 5 here). A count that grows acts inside the loop: within one of its layers, or at its boundary, beside them.
-# Below, our model in the two styles, and every looped class that the installed transformers library ships and whose loop count
-# can be set, each small and random.
+# Below, our model in the two styles, and six looped classes that the installed transformers library ships, each small and
+# random.
 
 # %%
 styles = {

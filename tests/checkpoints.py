@@ -75,6 +75,8 @@ AXES = {
     "ffn_hidden_dim": 40,
     "rope_base": 1000000,
     "rmsnorm_eps": 1e-6,
+    "apply_rmsnorm": True,
+    "swiglu": True,
     "num_experts": 0,
     "huginn_prelude_layers": 1,
     "huginn_recurrent_layers": 2,

@@ -29,6 +29,10 @@ VARIANTS = {
     },
 }
 
+# every variant in both envelopes, as far as there is one
+CASES = {f"{envelope}, {name}": (envelope, values) for envelope in ENVELOPES for name, values in VARIANTS.items()}
+CASES = {k: v for k, v in CASES.items() if v[0] == "sandwich" or "readout_order" not in v[1]}
+
 
 def small(seed: int = 0, envelope: str = "full_stack", **values) -> LoopedModel:
     """A model of 16 channels with random norm gains, biases and injections, so that one in the wrong place shows."""

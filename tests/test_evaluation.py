@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib.boundary import every, never
-from lib.evaluation import mutual_information, read, summary
+from lib.evaluation import mutual_information, prefix_of, read, summary, sweep
 from lib.tasks import Task, evaluation_set
-from tests.models import small
+from tests.models import CASES, small, tokens
 
 TASK = Task("circuit", 4, 2)
 
@@ -63,3 +63,17 @@ def test_mutual_information_against_the_textbook_sum(pairs):
 
 def test_mutual_information_may_be_negative():
     assert mutual_information(np.array([0, 0, 1, 1]), np.array([0, 1, 0, 1])) < 0, "not clipped"
+
+
+@pytest.mark.parametrize("envelope, values", CASES.values(), ids=CASES)
+def test_a_shared_prefix_run_once_changes_nothing(envelope, values):
+    model, ids, at = small(envelope=envelope, **values).double(), tokens(4, 9), torch.tensor([2, 8])
+    ids[:, :5] = ids[0, :5]
+    for boundary in (never, every(2)):
+        prefix = prefix_of(model, ids[0, :2], 5, boundary)
+        behind = sweep(model, ids[:, 2:], at - 2, 5, boundary, prefix)
+        for (K, whole, states), (same, logits, z) in zip(sweep(model, ids, at, 5, boundary), behind, strict=True):
+            assert K == same
+            torch.testing.assert_close(logits, whole, atol=1e-10, rtol=0)
+            torch.testing.assert_close(z, states, atol=1e-10, rtol=0)
+    assert prefix.loop.get_seq_length() == 2, "rows leave nothing behind"

@@ -2,15 +2,14 @@
 
 import pytest
 import torch
+from transformers import GenerationConfig
 
 from lib import exits
 from lib.boundary import every, never
 from lib.cache import LoopedCache, slot
 from lib.config import LoopedConfig
-from tests.models import ENVELOPES, VARIANTS, small, tokens
+from tests.models import CASES, ENVELOPES, small, tokens
 
-CASES = {f"{envelope}, {name}": (envelope, values) for envelope in ENVELOPES for name, values in VARIANTS.items()}
-CASES = {k: v for k, v in CASES.items() if v[0] == "sandwich" or "readout_order" not in v[1]}
 PAD = 0
 
 
@@ -98,6 +97,42 @@ def test_a_filled_cache_refuses_another_loop_count_and_another_boundary():
         with pytest.raises(ValueError, match="filled with 3 loops and the boundary norm never"):
             model(ids[:, :1], cache=cache, **other)
     assert model(ids[:, :1], loops=3, cache=cache).logits.shape == (2, 1, 23)
+
+
+def test_padding_is_inferred_and_a_wrong_mask_or_cache_is_refused():
+    model, prompts = small(), [row.clamp(min=1) for row in rows()]
+    how = {"max_new_tokens": 4, "do_sample": False, "loops": 3, "eos_token_id": None, "pad_token_id": PAD}
+    left, mask = batch(prompts, "left")
+    expected = model.generate(left, attention_mask=mask, **how)[:, -4:]
+    right, right_mask = batch(prompts, "right")
+    for ids in (left, right):
+        assert torch.equal(model.generate(ids, **how)[:, -4:], expected)
+    settings = GenerationConfig(use_cache=False, **{k: v for k, v in how.items() if k != "loops"})
+    assert torch.equal(model.generate(right, attention_mask=right_mask, generation_config=settings, loops=3)[:, -4:], expected)
+    with pytest.raises(ValueError, match="attention_mask is .*as the ids"):
+        model.generate(right, attention_mask=right_mask[:, :-1], **how)
+    with pytest.raises(ValueError, match="padded on the right and a cache is given"):
+        model.generate(right, attention_mask=right_mask, cache=LoopedCache(), **how)
+    with pytest.raises(ValueError, match="cache_implementation is 'static'"):
+        model.generate(left, attention_mask=mask, cache_implementation="static", **how)
+
+
+def test_a_cache_goes_on_where_it_was_left():
+    model, ids, cache = small(envelope="sandwich"), tokens(2, 6), LoopedCache()
+    how = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None, "pad_token_id": PAD}
+    first = model.generate(ids, cache=cache, attention_mask=torch.ones_like(ids), **how)
+    second = model.generate(first, cache=cache, attention_mask=torch.ones_like(first), **how)
+    assert torch.equal(second, model.generate(ids, attention_mask=torch.ones_like(ids), **how | {"max_new_tokens": 6}))
+
+
+def test_loops_and_boundary_of_another_kind_are_refused():
+    for values, said in (
+        ({"loops": 2.5}, "loops is 2.5"),
+        ({"loops": True}, "loops is True"),
+        ({"boundary": 1}, "boundary is 1"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            small()(tokens(), **values)
 
 
 def test_beams_and_several_sequences_use_the_cache_rightly():

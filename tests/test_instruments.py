@@ -130,6 +130,26 @@ def test_a_norm_beside_the_layers_of_a_looped_stack_is_at_the_boundary():
     assert frame.loc["body.blocks.1.0.norm"].within == "body.blocks.1.0"
 
 
+class PreNorm(nn.Module):
+    """A wrapper whose name says norm."""
+
+    def __init__(self):
+        super().__init__()
+        self.norm, self.inner = nn.LayerNorm(4), nn.Linear(4, 4)
+
+    def forward(self, x, r):
+        for _ in range(r):
+            x = x + self.inner(self.norm(x))
+        return x
+
+
+def test_a_wrapper_is_no_norm():
+    frame = instruments.norms(nn.Sequential(), (1, 2), lambda m, r: None)
+    assert frame.empty
+    frame = instruments.norms(PreNorm(), (1, 5), lambda m, r: m(torch.ones(1, 4), r))
+    assert list(frame.norm) == ["norm"] and frame.acts[0] == BOUNDARY
+
+
 def test_hooks_are_gone_afterwards_also_when_the_run_raises():
     model = small()
     with pytest.raises(ZeroDivisionError):

@@ -28,6 +28,7 @@ LAYOUTS = {
         torch_dtype=None,
         dtype="bfloat16",
     ),
+    "Ouro, wide heads": lambda folder: checkpoints.ouro(folder, head_dim=12),
     "Ouro, tied": lambda folder: checkpoints.ouro(folder, tie_word_embeddings=True),
     "Huginn": checkpoints.huginn,
     "Huginn, sharded": lambda folder: checkpoints.huginn(folder, shards=4),
@@ -124,9 +125,9 @@ def test_a_model_of_ours_loads_as_well(tmp_path):
 def test_a_loaded_model_saves_and_loads_again_bitwise(tmp_path):
     model = released.load(checkpoints.huginn(tmp_path / "hub"), dtype="float32")
     model.save_pretrained(tmp_path / "ours")
-    again = LoopedModel.from_pretrained(tmp_path / "ours").eval()
-    assert torch.equal(again(tokens()).logits, model(tokens()).logits)
-    assert again.generation_config.pad_token_id == 2
+    for again in (LoopedModel.from_pretrained(tmp_path / "ours").eval(), released.load(tmp_path / "ours")):
+        assert torch.equal(again(tokens()).logits, model(tokens()).logits)
+        assert again.generation_config.pad_token_id == 2 and again.generation_config.eos_token_id == [0]
 
 
 # --- the real shapes ------------------------------------------------------------------------------------------------------
@@ -170,7 +171,8 @@ def test_the_catalogue_has_every_released_checkpoint_once():
     listed = yaml.safe_load((paths.params() / "models.yaml").read_text())
     assert ids == [id for group in listed.values() for id in group["checkpoints"]]
     waiting = {entry.id.split("P1-")[1]: entry.missing for entry in released.catalogue() if entry.plan is None}
-    assert all(re.match(r"(state|feed_forward) is '\w+': it must be one of", why) for why in waiting.values())
+    said = r"(num_experts|huginn_hierarchical_state) is .*since the axis (feed_forward|state) has no '\w+' yet$"
+    assert all(re.match(said, why) for why in waiting.values())
     assert all(("moe" in id) or ("hl" in id) for id in waiting) and len(waiting) == 16
 
 
@@ -224,10 +226,22 @@ WHOLE = {
     "unknown family": (lambda f: edit(f / CONFIG, lambda c: c.update(model_type="gpt2")), "model_type is 'gpt2'.*ouro, huginn"),
     "no family": (lambda f: edit(f / CONFIG, lambda c: c.pop("model_type")), "model_type is None"),
     "no size": (lambda f: edit(f / CONFIG, lambda c: c.pop("hidden_size")), "hidden_size is None: it must be a whole number"),
-    "bad heads": (lambda f: edit(f / CONFIG, lambda c: c.update(num_key_value_heads=3)), "n_kv_heads is 3"),
+    "bad heads": (lambda f: edit(f / CONFIG, lambda c: c.update(num_key_value_heads=3)), "num_key_value_heads is 3: .*divisor"),
+    "no loops": (lambda f: edit(f / CONFIG, lambda c: c.update(total_ut_steps=0)), "total_ut_steps is 0: .*at least 1"),
+    "no heads": (lambda f: edit(f / CONFIG, lambda c: c.update(num_attention_heads=0)), "num_attention_heads is 0"),
+    "tied in words": (lambda f: edit(f / CONFIG, lambda c: c.update(tie_word_embeddings="false")), "must be true or false"),
+    "family a list": (lambda f: edit(f / CONFIG, lambda c: c.update(model_type=[])), r"model_type is \[\]"),
+    "type of type": (lambda f: edit(f / CONFIG, lambda c: c.update(torch_dtype={})), r"dtype is \{\}: it must be a text"),
+    "rope a word": (lambda f: edit(f / CONFIG, lambda c: c.update(rope_scaling="x")), "rope_parameters is 'x'"),
+    "layer types": (lambda f: edit(f / CONFIG, lambda c: c.update(layer_types="full_attention")), "layer_types is 'full"),
+    "deep JSON": (lambda f: (f / CONFIG).write_text("[" * 100_000), "config.json is no JSON"),
     "scaled rope": (
         lambda f: edit(f / CONFIG, lambda c: c.update(rope_scaling={"rope_type": "yarn", "factor": 2.0})),
-        "rope_type is 'yarn'",
+        "rope_parameters is .*'yarn'",
+    ),
+    "another rope": (
+        lambda f: edit(f / CONFIG, lambda c: c.update(rope_scaling={"rope_type": "linear"})),
+        "rope_type is 'linear': it must be 'default'",
     ),
     "sliding": (lambda f: edit(f / CONFIG, lambda c: c.update(use_sliding_window=True)), "use_sliding_window is True"),
     "early exit": (lambda f: edit(f / CONFIG, lambda c: c.update(early_exit_step=1)), "early_exit_step is 1"),
@@ -299,8 +313,40 @@ NATIVE = {
     ),
     "gate": (configured(apply_attn_gate=True), "model: apply_attn_gate is True: it must be False"),
     "layers do not add up": (configured(num_layers=9), "num_layers is 9: it must be 4"),
-    "experts": (configured(num_experts=25), "feed_forward is 'experts': it must be one of dense"),
-    "two states": (configured(huginn_hierarchical_state="split_hl"), "state is 'split_hl': it must be one of single"),
+    "experts": (configured(num_experts=25), "num_experts is 25: it must be 0, since the axis feed_forward has no 'experts'"),
+    "two states": (
+        configured(huginn_hierarchical_state="split_hl"),
+        "huginn_hierarchical_state is 'split_hl': .* since the axis state has no",
+    ),
+    "another injection": (
+        configured(huginn_input_injection="concat"),
+        "huginn_input_injection is 'concat': it must be 'none' or",
+    ),
+    "LayerNorm": (configured(apply_rmsnorm=None), "apply_rmsnorm is None: it must be True"),
+    "partial rotation": (configured(rope_head_dim=4), "rope_head_dim is 4: it must be head_dim, 8"),
+    "quoted number": (configured(rope_base="1e6"), "rope_base is '1e6': it must be a positive number"),
+    "linked folder": (
+        lambda f: (f.rename(f.parent / "real"), f.symlink_to(f.parent / "real")),
+        "is a link: it must be the folder",
+    ),
+    "another size": (
+        relisted(lambda f: edit(f / INDEX, lambda c: c["metadata"].update(total_size=0))),
+        "metadata.total_size must be a whole number above 0",
+    ),
+    "another projection": (lambda f: checkpoints.manifest(f, config_projection="all"), "must be 'model_tokenizer_only'"),
+    "another tokenizer": (
+        relisted(lambda f: edit(f / CONFIG, lambda c: c["tokenizer"].update(type="llama3"))),
+        "tokenizer.type must be 'huggingface'",
+    ),
+    "tokenizer not there": (
+        relisted(lambda f: edit(f / CONFIG, lambda c: c["tokenizer"].update(path="tokenizer/none"))),
+        "tokenizer.path is 'tokenizer/none', which is not there",
+    ),
+    "unreferenced shard": (
+        relisted(lambda f: shutil.copy(f / SHARD, f / "model-00003-of-00003.safetensors")),
+        "its files must be the 2 listed",
+    ),
+    "half a character": (lambda f: edit(f / MANIFEST, lambda c: c.update(note="\ud800")), "holds a value that has no place"),
 }
 HUGINNS = {
     "two heads": (
@@ -309,6 +355,15 @@ HUGINNS = {
     ),
     "injection": (lambda f: edit(f / CONFIG, lambda c: c.update(injection_type="add")), "injection_type is 'add'"),
     "state": (lambda f: edit(f / CONFIG, lambda c: c.update(state_init="unit")), "state_init is 'unit'.*'like-init' or 'zero'"),
+    "noise": (lambda f: edit(f / CONFIG, lambda c: c.update(test_time_noise=0.1)), "test_time_noise is 0.1: it must be 0"),
+    "width": (lambda f: edit(f / CONFIG, lambda c: c.update(head_dim=10)), "head_dim is 10: it must be n_embd / n_heads, 12"),
+    "layers": (lambda f: edit(f / CONFIG, lambda c: c.update(n_layers=9)), "n_layers is 9: it must be 8"),
+    "tied in words": (lambda f: edit(f / CONFIG, lambda c: c.update(tie_embeddings="no")), "'no': it must be true or false"),
+    "no heads": (
+        lambda f: edit(f / CONFIG, lambda c: c.update(n_heads=0)),
+        "n_heads is 0: it must be a whole number, at least 1",
+    ),
+    "pad beyond": (lambda f: edit(f / CONFIG, lambda c: c.update(pad_token_id=500)), "pad_token_id is 500: .*token ids below"),
 }
 WRONG = {
     f"{layout}: {name}": (make, *case)
@@ -349,9 +404,7 @@ def test_each_thing_that_can_be_wrong_is_one_sentence(make, spoil, said, pristin
         assert told.err.startswith("error: ") and len(told.err.strip().splitlines()) == 1 and not told.out
 
 
-@pytest.mark.parametrize(
-    "recipe, axis", [("dense_shared_hl", "state is 'shared_hl'"), ("moe_huginn", "feed_forward is 'experts'")]
-)
+@pytest.mark.parametrize("recipe, axis", [("dense_shared_hl", "axis state has no"), ("moe_huginn", "axis feed_forward has no")])
 def test_recipes_that_are_not_built_name_their_axis(recipe, axis):
     with pytest.raises(ValueError, match=axis):
         released.load(FOLDER / f"xllm-{recipe}-tiny" / "artifact")
@@ -367,10 +420,10 @@ def test_an_absent_hub_id_is_a_sentence_with_its_command(offline, capsys):
     assert cli.main(["models", "ByteDance/Ouro-1.4B"]) == 1
     assert "`hf download ByteDance/Ouro-1.4B`" in capsys.readouterr().err
     with pytest.raises(
-        ValueError, match="`hf download IFM/LoopedLM-P1-dense-d28-336b --local-dir models/LoopedLM-P1-dense-d28"
+        ValueError, match="`hf download IFM/LoopedLM-P1-dense-d28-336b --local-dir models/IFM/LoopedLM-P1-dense"
     ):
         released.load("IFM/LoopedLM-P1-dense-d28-336b")
-    for bad in ("no-such-folder", "./a/b", "/a/b", "a/b/c"):
+    for bad in ("no-such-folder", "./a/b", "/a/b", "a/b/c", ""):
         with pytest.raises(ValueError, match="neither a folder nor a hub id"):
             released.load(bad)
     with pytest.raises(ValueError, match="is not on this machine"):
@@ -420,7 +473,7 @@ def test_the_table_names_size_memory_and_what_is_missing(offline, capsys):
     assert cli.main(["models"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"ByteDance/Ouro-1.4B +Ouro +4 +1,434,652,673 +2.67 GiB +5.34 GiB +no", out)
-    assert re.search(r"moe-huginn-500b +feed_forward is 'experts': it must be one of dense", out)
+    assert re.search(r"moe-huginn-500b +num_experts is 25: it must be 0, since the axis feed_forward has no 'experts' yet", out)
     assert "`hf download ByteDance/Ouro-1.4B`" in out
 
 
@@ -435,9 +488,47 @@ def test_a_tokenizer_that_is_missing_or_anothers_is_refused(tmp_path):
     edit(folder / CONFIG, lambda c: c.update(vocab_size=20))
     with pytest.raises(ValueError, match="it is another model's"):
         released.tokenizer(folder)
+    for content in ("{}", "{"):
+        (folder / "tokenizer.json").write_text(content)
+        with pytest.raises(ValueError, match="tokenizer.json cannot be read"):
+            released.tokenizer(folder)
     (folder / "tokenizer.json").unlink()
     with pytest.raises(ValueError, match="tokenizer.json is missing"):
         released.tokenizer(folder)
+
+
+def test_the_tokenizer_pads_on_the_left_and_gives_what_the_model_takes(tmp_path):
+    batch = released.tokenizer(checkpoints.ouro(tmp_path / "model"))(PROMPTS, padding=True)
+    assert set(batch) == {"input_ids", "attention_mask"}
+    assert all(row[-1] == 1 for row in batch["attention_mask"]) and any(row[0] == 0 for row in batch["attention_mask"])
+
+
+def test_files_that_a_download_leaves_are_no_part_of_the_layout(tmp_path):
+    folder = checkpoints.axes(tmp_path / "model")
+    (folder / ".gitattributes").write_text("x")
+    (folder / ".cache" / "huggingface").mkdir(parents=True)
+    (folder / ".cache" / "huggingface" / "x.lock").write_text("x")
+    assert released.load(folder).config.core == 2
+
+
+def test_a_gpu_that_is_not_there_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="device is 'cuda', and torch finds no GPU"):
+        released.load(checkpoints.ouro(tmp_path / "model"), device="cuda")
+
+
+def test_a_missing_key_means_what_the_published_code_means():
+    model = {k: v for k, v in checkpoints.AXES.items() if not k.startswith("huginn_") and k not in ("rope_base", "head_dim")}
+    c = families.plan({"model": model | {"vocab_size": 9}}, "x").config
+    assert (c.prelude, c.core, c.coda) == (1, 2, 1) and c.state_init == "zeros" and c.injection == "diagonal"
+    assert c.rope_theta == 100000.0 and c.head_dim == 8
+
+
+def test_a_snapshot_without_weights_is_not_here(offline, tmp_path):
+    folder = checkpoints.ouro(tmp_path / "model")
+    (folder / "model.safetensors").unlink()
+    in_hub_cache(offline, "ByteDance/Ouro-1.4B", folder)
+    assert released.present("ByteDance/Ouro-1.4B") is None
 
 
 def test_slices_cover_every_row_once_and_stay_small(monkeypatch):
