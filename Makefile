@@ -3,6 +3,8 @@
 PYTHON ?= $(shell command -v python3.11 || echo python3)
 SCALE ?= laptop
 ONLY ?=
+MODEL ?=
+ARGS ?=
 IN = .venv/bin/python -m
 # pip would make the bytecode on one core; compileall below does it on all
 PIP = -m pip -qq --disable-pip-version-check install --no-compile
@@ -10,13 +12,16 @@ READ_PROJECT = import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
     d = p["project"]; \
     print("\n".join(p["build-system"]["requires"] + d["dependencies"] + d["optional-dependencies"]["test"]))
 
-.PHONY: help replicate test bench lock clean-env
+.PHONY: help replicate audit test bench lock clean-env
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' Makefile
 
 replicate: .venv/.installed  ## run the notebooks; SCALE=smoke, laptop, overnight or paper, ONLY="name ..." for some
 	@$(IN) lib run --scale $(SCALE) $(if $(ONLY),--only $(ONLY))
+
+audit: .venv/.installed  ## one model's loop contract as a page; MODEL=a hub id or a folder, ARGS="--n 64 ..." for more
+	@$(IN) lib audit "$(MODEL)" $(ARGS)
 
 test: .venv/.installed  ## lint, format and all tests
 	$(IN) ruff check .

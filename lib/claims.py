@@ -22,7 +22,7 @@ VERDICTS = ("replicated", "same_direction", "not_replicated", "inconclusive", "n
 COLUMNS = "id section kind verdict paper ours n low high rule notebook reason".split()
 POINTS = "id task arm K value low high n p_raw p_holm delta".split()
 NOT_BUILT = "not built yet"
-SCALES = ("paper", "overnight", "laptop")  # highest first; smoke never speaks for the replication
+SCALES = ("paper", "released_cpu", "overnight", "laptop")  # highest first; smoke never speaks for the replication
 TAKES = {
     "released": "the published weights",
     "19M": "{seeds} seeds an arm of models from 19M parameters on a GPU",

@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     audit.add_argument("--dtype", default="", help="bfloat16, float16, float32 or float64; the checkpoint's own by default")
     audit.add_argument("--device", default="cpu", help="cpu or cuda")
     audit.add_argument("--batch-size", type=int, default=32, help="rows at once")
-    audit.add_argument("--n", type=int, default=128, help="instances at each depth of each task")
+    audit.add_argument("--n", type=int, default=32, help="instances at each depth of each task")
     audit.add_argument("--boundary", type=int, default=-1, help="the intact arm's: 0 never, k every k-th step; as trained")
     audit.set_defaults(command=audit_model)
 

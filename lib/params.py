@@ -24,12 +24,20 @@ TYPES = {
 POSITIVE = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 ZERO_UP = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 COUNT = Annotated[int, Field(ge=1)]
-FAMILIES = ("circuit", "hops")
+FAMILIES = ("circuit", "hops")  # that a notebook of its own arms trains on
+ALL_FAMILIES = (*FAMILIES, "paragg")
+STYLES = ("ouro-1", "ouro-2", "huginn")  # those of `standins`
 
 # what a value may be, by the name it has in every notebook; a name that is not here has only its type
 VALUES = {
     "scale": Literal[SCALES],
-    "tasks": Annotated[list[Literal[FAMILIES]], Field(min_length=1)],
+    "tasks": Annotated[list[Literal[ALL_FAMILIES]], Field(min_length=1)],
+    "styles": Annotated[list[Literal[STYLES]], Field(min_length=1)],
+    "dtype": Literal["bfloat16", "float16", "float32", "float64"],
+    "shots": Annotated[int, Field(ge=0)],
+    "backprop": Annotated[int, Field(ge=0)],
+    "exit_entropy": ZERO_UP,
+    "lr": list[POSITIVE],
     "device": Literal["cpu", "cuda"],
     "instance": Annotated[int, Field(ge=0)],
     "optimizer": Literal["adamw", "muon"],
@@ -39,7 +47,8 @@ VALUES = {
     "warmup": Annotated[int, Field(ge=0)],
     **dict.fromkeys(("r0", "seeds", "n_test", "d_model", "n_heads", "d_ff", "core", "batch_size"), COUNT),
     **dict.fromkeys(("circuit_steps", "hops_steps", "circuit_depth", "hops_depth"), COUNT),
-    **dict.fromkeys(("circuit_width", "hops_width"), Annotated[int, Field(ge=2)]),
+    **dict.fromkeys(("loops", "steps", "paragg_depth"), COUNT),
+    **dict.fromkeys(("circuit_width", "hops_width", "paragg_width", "paragg_circuit_width"), Annotated[int, Field(ge=2)]),
     **dict.fromkeys((f"{t}_lr_{a}{r}" for t in FAMILIES for a in ("no_norm", "with_norm") for r in ("", "_raw")), POSITIVE),
     **dict.fromkeys((f"{t}_lr" for t in FAMILIES), list[POSITIVE]),
     "refit_lr": POSITIVE,
@@ -156,6 +165,10 @@ def _possible(name: str, values: dict) -> None:
 
     if len(set(values["tasks"])) < len(values["tasks"]):
         raise ParamsError(f"{name}: tasks is {values['tasks']}: each may stand once.")
+    if "styles" in values:
+        return _stand_ins(name, values)
+    if unknown := set(values["tasks"]) - set(FAMILIES):
+        raise ParamsError(f"{name}: tasks has {unknown.pop()}: this notebook's must be of {', '.join(FAMILIES)}.")
     for task in values["tasks"]:
         try:
             for make in experiment.kinds(values, task).values():
@@ -172,6 +185,29 @@ def _possible(name: str, values: dict) -> None:
             raise ParamsError(
                 f"{name}: warmup is {values['warmup']}: it must be below {task}_steps, {values[f'{task}_steps']}."
             )
+
+
+def _stand_ins(name: str, values: dict) -> None:
+    """Raises ParamsError when the values cannot make the stand-ins, their tasks and test sets."""
+    from lib import standins  # see _possible
+    from lib.tasks import stratum_size
+
+    if len(set(values["styles"])) < len(values["styles"]):
+        raise ParamsError(f"{name}: styles is {values['styles']}: each may stand once.")
+    try:
+        for style in values["styles"]:
+            run = standins.run_of(values, style, 0)
+        for task in run.task.tasks:
+            for d in range(1, task.max_depth + 1):
+                if (size := stratum_size(task, d)) < 10 * values["n_test"]:
+                    most = f"so at most {size // 10}"
+                    raise ValueError(f"n_test is {values['n_test']}: {task.family} of depth {d} has {size} instances, {most}")
+        if values["warmup"] >= values["steps"]:
+            raise ValueError(f"warmup is {values['warmup']}: it must be below steps, {values['steps']}")
+        if values["loops"] < values["r0"]:
+            raise ValueError(f"loops is {values['loops']}: it must be at least r0, {values['r0']}")
+    except ValueError as error:
+        raise ParamsError(f"{name}: {error}.") from None
 
 
 def _refits(values: dict) -> None:

@@ -3,7 +3,7 @@
 import os
 from pathlib import Path
 
-SCALES = ("smoke", "laptop", "overnight", "paper")  # params/<notebook>/<scale>.yaml, outputs/<scale>/
+SCALES = ("smoke", "laptop", "overnight", "paper", "released_cpu")  # params/<notebook>/<scale>.yaml, outputs/<scale>/
 ROOT = Path(__file__).resolve().parents[1]
 
 

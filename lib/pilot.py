@@ -6,13 +6,13 @@ table is kept in params/<notebook>/pilot_<scale>.csv, and the choice it led to i
 
 import pandas as pd
 
-from lib import experiment, params, paths
+from lib import experiment, pair_jobs, params, paths, standins
 from lib.boundary import Boundary
 from lib.experiment import Job
 
 RATES = (2.0e-3, 4.0e-3, 8.0e-3)
 SEEDS = (1000, 1001)  # reported runs count from 0
-FIRST = "4_3_scratch_training"
+FIRST, STAND_INS = "4_3_scratch_training", "4_1_asymmetry"
 # what each notebook trains beyond section 4.3's models, whose pilot stands for them in the others
 OWN = {
     FIRST: lambda arm, readout, p: True,
@@ -22,12 +22,34 @@ OWN = {
 }
 
 
+def stand_ins(scale: str) -> pd.DataFrame:
+    """Train every (style, rate, seed) of section 4.1's stand-ins; returns and keeps its table: style, lr, seed, and the intact
+    accuracy at K = r0 on each task."""
+    p, cells, jobs = params.load(STAND_INS, scale), [], []
+    for style in p["styles"]:
+        for lr in RATES:
+            for seed in SEEDS:
+                made = standins.run_of(p, style, seed, lr)
+                cells.append({"style": style, "lr": lr, "seed": seed})
+                config = made.config()
+                jobs.append(pair_jobs.Job(made, (config.boundary,), config.loops, p["n_test"], paths.runs()))
+    rows = []
+    for cell, job, folders in zip(cells, jobs, pair_jobs.make(jobs, title="pilot"), strict=True):
+        found = {task: pair_jobs.readings_in(folders[task, job.periods[0]]) for task in p["tasks"]}
+        rows.append(cell | {task: (r.prediction[-1] == r.answer).mean() for task, r in found.items()})
+    frame = pd.DataFrame(rows)
+    frame.to_csv(paths.params() / STAND_INS / f"pilot_{scale}.csv", index=False, float_format="%.6g")
+    return frame
+
+
 def run(scale: str, notebook: str = FIRST) -> pd.DataFrame:
     """Train every (task, kind, rate, seed) of the grid; returns and keeps its table: task, arm, readout, lr, seed, accuracy_r0,
     accuracy_1. Raises ValueError for a notebook that trains no models of its own.
     """
+    if notebook == STAND_INS:
+        return stand_ins(scale)
     if notebook not in OWN:
-        raise ValueError(f"{notebook} has no pilot: it must be one of {', '.join(OWN)}.")
+        raise ValueError(f"{notebook} has no pilot: it must be one of {', '.join((STAND_INS, *OWN))}.")
     p, cells, jobs = params.load(notebook, scale), [], []
     for task in p["tasks"]:
         for lr in RATES:

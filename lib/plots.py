@@ -68,17 +68,20 @@ def means(frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
 def against_loops(
     frame: pd.DataFrame,
     y: str | dict[str, str],
-    r0: int,
+    r0: int | dict[str, int],
     panel: str = "task",
     floors: pd.DataFrame | None = None,
     points_at: list[int] | None = None,
     log_y: bool = False,
     title: str = "",
     width: int = 330,
+    columns: int | None = None,
+    top: float | None = 1.1,
 ) -> alt.TopLevelMixin:
     """A measure against the loop count K (log2), one panel a value of `panel`: mean, interval, seed points, r0, floor.
 
-    y: the measure's name and unit, or one for each panel. A diverged seed (NaN) counts as accuracy 0 and has no place on a log
+    y: the measure's name and unit, and r0, or one of them for each panel; columns: panels in a row (default: all); top: end of
+    a linear axis from 0, None for the data's own. A diverged seed (NaN) counts as accuracy 0 and has no place on a log
     axis. frame: arm, seed, K, value and `panel`; floors: `panel`, value. Seed points stand at `points_at` (default: powers of
     two).
     """
@@ -88,10 +91,11 @@ def against_loops(
     mean = means(frame, [panel, "arm", "label", "K"])
     colour, shape = _arms(frame)
     x = _loops(counts, "loop count K")
-    scale = alt.Scale(type="log") if log_y else alt.Scale(domain=[0, 1.1], nice=False)
+    scale = alt.Scale(type="log") if log_y else alt.Scale(domain=[0, top], nice=False) if top else alt.Scale(zero=True)
     panels = []
     for name in frame[panel].unique():
         named = y[name] if isinstance(y, dict) else y
+        budget = r0[name] if isinstance(r0, dict) else r0
         value = alt.Y("value:Q", title=named, scale=scale)
         m, f = mean[mean[panel] == name], frame[(frame[panel] == name) & frame["K"].isin(counts)]
         # seeds side by side, so that equal values do not hide each other
@@ -103,13 +107,14 @@ def against_loops(
             .encode(x=x, y=alt.Y("low:Q", title=named, scale=scale), y2="high:Q", color=colour),
             alt.Chart(m).mark_line(strokeWidth=2).encode(x=x, y=value, color=colour),
             alt.Chart(f).mark_point(size=28, opacity=0.7).encode(x=x, y=value, color=colour, shape=shape),
-            _mark(pd.DataFrame({"K": [r0], "text": [f"trained, K = {r0}"]}), "x"),
+            _mark(pd.DataFrame({"K": [budget], "text": [f"trained, K = {budget}"]}), "x"),
         ]
         if floors is not None:
             floor = floors.loc[floors[panel] == name, "value"].mean()
             layers.append(_mark(pd.DataFrame({"value": [floor], "text": [f"no-skill floor {floor:.2f}"]}), "y", counts[-1]))
-        panels.append(alt.layer(*layers).properties(width=width, height=260, title=str(name)))
-    return _style(alt.hconcat(*panels).properties(title=title))
+        height = 260 if columns is None else 190
+        panels.append(alt.layer(*layers).properties(width=width, height=height, title=str(name)))
+    return _style(alt.concat(*panels, columns=columns or len(panels)).properties(title=title))
 
 
 def _mark(frame: pd.DataFrame, axis: str, right: float | None = None, column: str = "K") -> alt.Chart:
@@ -147,8 +152,11 @@ def swap(frame: pd.DataFrame, title: str = "") -> alt.TopLevelMixin:
     return _style(alt.hconcat(*panels).properties(title=title))
 
 
-def steps(frame: pd.DataFrame, measures: dict[str, str], r0: int, title: str = "") -> alt.TopLevelMixin:
-    """One trajectory, a panel a measure, a line an arm. frame: arm, K, metric, value; measures: metric -> title."""
+def steps(
+    frame: pd.DataFrame, measures: dict[str, str], r0: int, title: str = "", columns: int | None = None
+) -> alt.TopLevelMixin:
+    """One trajectory, a panel a measure, a line an arm. frame: arm, K, metric, value; measures: metric -> title; columns: in a
+    row, all by default."""
     frame = _labelled(frame)
     colour, shape = _arms(frame)
     counts = [2**i for i in range(12) if 2**i <= frame["K"].max()]
@@ -160,7 +168,8 @@ def steps(frame: pd.DataFrame, measures: dict[str, str], r0: int, title: str = "
         base = alt.Chart(frame[frame["metric"] == metric]).encode(x=x, y=y, color=colour)
         lines = base.mark_line() + base.mark_point(size=30, filled=True).encode(shape=shape)
         panels.append((lines + _mark(pd.DataFrame({"K": [r0], "text": [""]}), "x")).properties(width=250, height=220))
-    return _style(alt.hconcat(*panels).properties(title=title))
+    joined = alt.concat(*panels, columns=columns) if columns else alt.hconcat(*panels)
+    return _style(joined.properties(title=title))
 
 
 def recovery(
@@ -322,3 +331,51 @@ def placements(frame: pd.DataFrame, counts: tuple[int, int], title: str = "") ->
         names = alt.Chart(own).mark_text(dx=11, align="left", fontSize=FONT - 1).encode(named, rows, text="modules:Q")
         panels.append((dots + names).properties(width=150, height=90, title=model))
     return _style(alt.concat(*panels, columns=across).properties(title=title))
+
+
+def forest(frame: pd.DataFrame, x: str, title: str = "") -> alt.TopLevelMixin:
+    """A value with its interval for every model, one panel a task; hollow where the pair fails the competence gate.
+
+    frame: model, family, task, value, low, high, competent. x: the value's name and unit.
+    """
+    families = list(dict.fromkeys(frame["family"]))
+    colour = alt.Color("family:N", scale=alt.Scale(domain=families, range=list(COLOURS[: len(families)])), title=None)
+    ends = [min(-0.05, frame[["low", "value"]].min().min()), max(0.05, frame[["high", "value"]].max().max())]
+    axis = alt.X("value:Q", title=x, scale=alt.Scale(domain=ends))
+    panels = []
+    for i, (task, own) in enumerate(frame.groupby("task", sort=False)):
+        y = alt.Y("model:N", sort=list(dict.fromkeys(frame["model"])), title=None)
+        y = y if i == 0 else y.axis(alt.Axis(labels=False, ticks=False))
+        base = alt.Chart(own).encode(y=y, color=colour)
+        spans = base.mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", title=x, scale=alt.Scale(domain=ends)), x2="high:Q")
+        parts = {True: {"filled": True}, False: {"filled": False, "fill": "white"}}
+        marks = (alt.Chart(own[own["competent"] == yes]).mark_point(size=70, opacity=1, **how) for yes, how in parts.items())
+        dots = alt.layer(*(mark.encode(y=y, x=axis, color=colour) for mark in marks))
+        zero = alt.Chart(pd.DataFrame({"value": [0.0]})).mark_rule(color="#444", strokeDash=[5, 4]).encode(x="value:Q")
+        panels.append((zero + spans + dots).properties(width=230, height=26 * own["model"].nunique() + 10, title=task))
+    return _style(alt.hconcat(*panels).properties(title=title))
+
+
+def doses(
+    frame: pd.DataFrame, order: list[str], title: str = "", y: str = "accuracy", columns: int | None = None
+) -> alt.TopLevelMixin:
+    """A measure against how often the boundary norm fires, a line a loop count, a panel a (style, task).
+
+    frame: style, seed, task, dose (a name in `order`, the densest first), at (the loop count in words), value; y: the measure;
+    columns: panels in a row (default: the tasks).
+    """
+    counts = list(dict.fromkeys(frame.sort_values("K")["at"]))
+    colour = alt.Color("at:N", scale=alt.Scale(domain=counts, range=list(COLOURS[: len(counts)])), title=None)
+    shape = alt.Shape("at:N", scale=alt.Scale(domain=counts, range=list(SHAPES[: len(counts)])), title=None)
+    x = alt.X("dose:O", sort=order, title="norm after every k-th step, k", axis=alt.Axis(labelAngle=0))
+    named, panels = alt.Y("value:Q", title=y, scale=alt.Scale(domain=[0, 1.1], nice=False)), []
+    for (style, task), own in frame.groupby(["style", "task"], sort=False):
+        mean = means(own, ["dose", "at"])
+        base = alt.Chart(mean)
+        layers = [
+            base.mark_line(strokeWidth=2).encode(x=x, y=named, color=colour),
+            base.mark_rule(strokeWidth=2).encode(x=x, y=alt.Y("low:Q", title=y), y2="high:Q", color=colour),
+            alt.Chart(own).mark_point(size=28, opacity=0.7).encode(x=x, y=named, color=colour, shape=shape),
+        ]
+        panels.append(alt.layer(*layers).properties(width=230, height=190, title=f"{style}, {task}"))
+    return _style(alt.concat(*panels, columns=columns or frame["task"].nunique()).properties(title=title))

@@ -22,6 +22,8 @@ from lib.store import write_atomic
 
 NOTEBOOKS = (  # in the order they run
     "00_reading_guide",
+    "4_1_asymmetry",
+    "4_2_readout_collapse",
     "4_3_scratch_training",
     "4_4_refit",
     "4_5_overshoot",
@@ -29,6 +31,7 @@ NOTEBOOKS = (  # in the order they run
     "beyond_readout_axis",
     "99_verdicts",
 )
+ALONE = ("audit",)  # run for one model at a time, by `python -m lib audit`
 QUIET_KERNEL = ["--IPKernelApp.log_level=40"]  # errors alone: a kernel on this very machine need not warn of its network
 CELL_SECONDS = 7 * 24 * 3600  # a cell may train for days at the paper's scale, but not for ever
 QUIET_EVERY = 30.0  # seconds between progress lines where there is no terminal
@@ -41,13 +44,19 @@ class NotebookError(RuntimeError):
 def run(notebook: str, scale: str) -> Path:
     """Execute a notebook at a scale; returns outputs/<scale>/<notebook>/notebook.ipynb.
 
-    Raises ParamsError before anything runs when the parameters are wrong, and NotebookError when a cell raises: then the
-    executed copy is in outputs/failed/ and earlier results stand.
+    Raises ParamsError before anything runs when the parameters are wrong, else as `execute` does.
     """
-    values = params.load(notebook, scale)
+    return execute(notebook, params.load(notebook, scale), scale, notebook)
+
+
+def execute(notebook: str, values: dict, scale: str, name: str) -> Path:
+    """Execute a notebook with these parameters in a fresh process; returns outputs/<scale>/<name>/notebook.ipynb.
+
+    Raises NotebookError when a cell raises: then the executed copy is in outputs/failed/ and earlier results stand.
+    """
     outputs = paths.outputs()
-    final = outputs / scale / notebook / "notebook.ipynb"
-    failed = outputs / "failed" / f"{scale}-{notebook}.ipynb"
+    final = outputs / scale / name / "notebook.ipynb"
+    failed = outputs / "failed" / f"{scale}-{name}.ipynb"
     working = failed.with_name(f".{failed.stem}-{os.getpid()}.ipynb")
     try:
         failed.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +67,7 @@ def run(notebook: str, scale: str) -> Path:
             f"{outputs} cannot be written ({error.strerror}): make it writable, or set LOOPED_OUTPUTS to another folder."
         ) from None
     progress = outputs / f"progress-{os.getpid()}.json"
-    with _Watch(f"{notebook} ({scale})", progress):
+    with _Watch(f"{name} ({scale})", progress):
         try:
             papermill.execute_notebook(
                 str(working),

@@ -215,6 +215,17 @@ def mcnemar(b: int, c: int) -> float:
     return 1.0 if b + c == 0 else float(stats.binomtest(int(b), int(b + c), 0.5).pvalue)
 
 
+def _cluster_sums(difference, cluster) -> tuple[np.ndarray, np.ndarray]:
+    """Sum and size of every cluster of difference (N,), each (C,); ValueError on empty, unequal or NaN input."""
+    difference, labels = _group(difference, "difference"), np.asarray(cluster).ravel()
+    if labels.size != difference.size:
+        raise ValueError(f"difference has {difference.size} values, cluster {labels.size}")
+    if np.isnan(difference).any():
+        raise ValueError("difference has a NaN: every instance needs a value")
+    _, index, sizes = np.unique(labels, return_inverse=True, return_counts=True)
+    return np.bincount(index.ravel(), weights=difference), sizes
+
+
 def cluster_bootstrap(difference, cluster, seed: int = 0, resamples: int = 10_000) -> Interval:
     """Mean of difference (N,) with a 95 % percentile interval, whole clusters drawn with replacement.
 
@@ -222,15 +233,37 @@ def cluster_bootstrap(difference, cluster, seed: int = 0, resamples: int = 10_00
     Davison and Hinkley, Bootstrap Methods and their Application (1997), section 3.8.
     Raises ValueError on empty, unequal or NaN input.
     """
-    difference, labels = _group(difference, "difference"), np.asarray(cluster).ravel()
-    if labels.size != difference.size:
-        raise ValueError(f"difference has {difference.size} values, cluster {labels.size}")
-    if np.isnan(difference).any():
-        raise ValueError("difference has a NaN: every instance needs a value")
-    _, index, sizes = np.unique(labels, return_inverse=True, return_counts=True)
-    value, n = float(difference.mean()), difference.size
+    sums, sizes = _cluster_sums(difference, cluster)
+    value, n = float(sums.sum() / sizes.sum()), int(sizes.sum())
     if sizes.size == 1:
         return Interval(value, np.nan, np.nan, n)
-    sums = np.bincount(index.ravel(), weights=difference)
     draws = _resampled_means(sums, sizes, np.random.default_rng(seed), resamples)
     return Interval(value, *_percentiles(draws), n)
+
+
+def nested_bootstrap(first, second, seed: int = 0, resamples: int = 10_000) -> Interval:
+    """Mean of the first family minus mean of the second, over their pairs, with a 95 % percentile interval.
+
+    A family is a list of models, a model a list of pairs, a pair (difference (N,), cluster (N,)). Each resample draws models
+    with replacement within a family and, for every model drawn, whole clusters within each of its pairs; pairs weigh
+    equally. n is the smaller family's number of models. A family of one model varies over clusters alone; one of a single
+    cluster in every pair does not vary at all and gives low = high = nan.
+    Davison and Hinkley, Bootstrap Methods and their Application (1997), section 3.8.
+    Raises ValueError on a family without models, a model without pairs, and a pair that is empty, unequal or NaN.
+    """
+    rng, means, draws, fixed = np.random.default_rng(seed), [], [], False
+    for name, family in (("first", first), ("second", second)):
+        if not len(family) or not all(map(len, family)):
+            raise ValueError(f"the {name} family needs a model, and each model a pair")
+        models = [[_cluster_sums(*pair) for pair in model] for model in family]
+        means.append(np.mean([sums.sum() / sizes.sum() for model in models for sums, sizes in model]))
+        fixed |= len(models) == 1 and all(sizes.size == 1 for _, sizes in models[0])
+        drawn = rng.integers(len(models), size=(resamples, len(models)))
+        totals, counts = np.zeros(drawn.shape), np.array([len(model) for model in models])
+        for i, model in enumerate(models):
+            at = drawn == i  # a model drawn twice in a resample gets its clusters drawn twice
+            for sums, sizes in model if at.any() else ():
+                totals[at] += _resampled_means(sums, sizes, rng, int(at.sum()))
+        draws.append(totals.sum(axis=1) / counts[drawn].sum(axis=1))
+    ends = (np.nan, np.nan) if fixed else _percentiles(draws[0] - draws[1])
+    return Interval(float(means[0] - means[1]), *ends, min(len(first), len(second)))

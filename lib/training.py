@@ -15,12 +15,12 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from transformers.utils import logging
 
-from lib import BEHAVIOUR, store
+from lib import BEHAVIOUR, mixture, objectives, store
 from lib.config import LoopedConfig
 from lib.looped import LoopedModel, build
+from lib.mixture import Mixture
 from lib.tasks import Task, training_batches
 
 OPTIMIZERS = ("adamw", "muon")
@@ -40,7 +40,11 @@ class Recipe:
     warmup: int = 100  # steps
     weight_decay: float = 0.0  # on the blocks' matrices
     clip: float = 1.0  # largest gradient norm
-    loop_sampling: str = "fixed"  # poisson_lognormal: 1 + Poisson(LogNormal), mean r0 (Huginn's, without truncation)
+    loop_sampling: str = "fixed"  # poisson_lognormal: 1 + Poisson(LogNormal), mean r0 (Huginn's)
+    backprop: int = 0  # loop steps that gradients flow through, the last ones (Huginn's truncation); 0: all
+    fresh_state: bool = False  # a noise state drawn anew at every step; else the one of state seed 0
+    loss: str = "last"  # exit_weighted: every loop step's, weighted by the exit gate (Ouro's)
+    exit_entropy: float = 0.0  # weight of the exit distribution's entropy in that loss
 
     def __post_init__(self):
         for key in ("steps", "batch_size"):
@@ -51,16 +55,19 @@ class Recipe:
                 raise ValueError(f"{key} is {getattr(self, key)}: it must be a positive number")
         if self.warmup < 0 or self.weight_decay < 0:
             raise ValueError(f"warmup is {self.warmup} and weight_decay {self.weight_decay}: both must be 0 or more")
-        for key, allowed in (("optimizer", OPTIMIZERS), ("loop_sampling", LOOP_SAMPLING)):
+        if self.backprop < 0 or self.exit_entropy < 0:
+            raise ValueError(f"backprop is {self.backprop} and exit_entropy {self.exit_entropy}: both must be 0 or more")
+        for key, allowed in (("optimizer", OPTIMIZERS), ("loop_sampling", LOOP_SAMPLING), ("loss", objectives.LOSSES)):
             if getattr(self, key) not in allowed:
                 raise ValueError(f"{key} is {getattr(self, key)!r}: it must be one of {', '.join(allowed)}")
 
 
 @dataclass(frozen=True)
 class Run:
-    """Everything that determines one trained model. `model` holds LoopedConfig values; the vocabulary comes from the task."""
+    """Everything that determines one trained model. `model` holds LoopedConfig values; the vocabulary comes from the task, or
+    the mixture of tasks."""
 
-    task: Task
+    task: Task | Mixture
     model: tuple[tuple[str, object], ...]
     recipe: Recipe
     seed: int
@@ -99,6 +106,10 @@ BEFORE = {
     "rope": "half",
     "embedding_scale": 1.0,
     "tie_word_embeddings": False,
+    "backprop": 0,
+    "fresh_state": False,
+    "loss": "last",
+    "exit_entropy": 0.0,
 }
 
 
@@ -107,7 +118,7 @@ def keyed(values: dict) -> dict:
     return {k: v for k, v in values.items() if not (k in BEFORE and v == BEFORE[k])}
 
 
-def make_run(task: Task, recipe: Recipe, seed: int, device: str = "cpu", **model) -> Run:
+def make_run(task: Task | Mixture, recipe: Recipe, seed: int, device: str = "cpu", **model) -> Run:
     """A run from keyword values of the model's configuration. Raises ValueError when the configuration is impossible."""
     run = Run(task, tuple(sorted(model.items())), recipe, seed, device)
     run.config()
@@ -145,16 +156,18 @@ def optimizers(model: LoopedModel, recipe: Recipe) -> list[torch.optim.Optimizer
     return [torch.optim.AdamW(groups, lr=recipe.lr, fused=True)]
 
 
-def update(model: LoopedModel, opts: list, batch, recipe: Recipe, loops: int, factor: float) -> float:
+def update(model: LoopedModel, opts: list, batch, recipe: Recipe, loops: int, factor: float, step: int = 0) -> float:
     """One optimiser step on one batch at `factor` of the peak rate; returns the loss at the answers, in nats.
 
-    batch.ids (B, T, F), batch.labels (B, A) at batch.answer_positions (A,). A loss that is not finite changes nothing.
+    batch.ids (B, T, F), batch.labels (B, A) at batch.answer_positions (A,). A loss that is not finite changes nothing. step
+    numbers the draw of a fresh noise state.
     """
     device = model.device
     ids = torch.as_tensor(batch.ids, device=device)
     positions, labels = (torch.as_tensor(v, device=device) for v in (batch.answer_positions, batch.labels))
-    logits = model(ids, loops=loops, answer_positions=positions).logits
-    loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten())
+    how = {"state_seed": step + 1} if recipe.fresh_state else {}  # a reading takes seed 0
+    how |= {"backprop": recipe.backprop} if recipe.backprop else {}
+    loss = objectives.loss(model, ids, positions, labels, loops, recipe, **how)
     if not math.isfinite(value := loss.item()):
         return value
     for opt, peak in zip(opts, (recipe.lr, recipe.lr_other), strict=False):
@@ -195,9 +208,10 @@ def train(run: Run, folder: Path, report=None, checkpoint_seconds: float = 10.0)
     for step in range(start, recipe.steps):
         if not batches:
             ahead = range(step, min(step + BATCHES_AT_ONCE, recipe.steps))
-            batches = training_batches(run.task, recipe.batch_size, ahead, run.seed)[::-1]
+            make = mixture.training_batches if isinstance(run.task, Mixture) else training_batches
+            batches = make(run.task, recipe.batch_size, ahead, run.seed)[::-1]
         loops = loop_count(step, recipe, config.loops, run.seed)
-        losses[step] = update(model, opts, batches.pop(), recipe, loops, learning_rate(step, recipe))
+        losses[step] = update(model, opts, batches.pop(), recipe, loops, learning_rate(step, recipe), step)
         if diverged := not math.isfinite(losses[step]):
             log(folder, f"diverged: the loss at step {step} is {losses[step]}")
             break

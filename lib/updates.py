@@ -38,6 +38,8 @@ def states(
     context = model.context(ids)
     e = model.embed(ids, context)
     z = model.init_state(e)
+    if model.config.injection_source == "tokens":
+        e = model.tokens(ids)
     for t in range(max_loops):
         u = model.normalise(z) if boundary.fires_before(t) else z
         if norms is not None and t >= start:

@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from lib import experiment, params, paths
+from lib import experiment, params, paths, standins
 from lib.looped import LoopedModel
 
 FILES = sorted(paths.params().glob("*/*.yaml"))
@@ -26,7 +26,7 @@ def test_smoke_is_the_notebooks_defaults(notebook):
     assert params.load(notebook, "smoke") == {k: yaml.safe_load(v["default"]) for k, v in schema.items()}
 
 
-TRAINING = [path for path in FILES if "seeds" in params.load(path.parent.name, path.stem)]
+TRAINING = [path for path in FILES if "core" in params.load(path.parent.name, path.stem)]
 
 
 @pytest.mark.parametrize("path", TRAINING, ids=lambda p: f"{p.parent.name}/{p.stem}")
@@ -36,6 +36,15 @@ def test_every_scale_makes_possible_runs(path):
         for make in experiment.kinds(p, task).values():
             config = make(0).config()
             assert config.loops * config.core == p["r0"] * p["core"]
+
+
+@pytest.mark.parametrize("scale", paths.SCALES)
+def test_the_collapse_is_read_off_the_asymmetrys_models(scale):
+    p = params.load("4_1_asymmetry", scale)
+    assert params.load("4_2_readout_collapse", scale) == p
+    for style in p["styles"]:
+        run = standins.run_of(p, style, 0)
+        assert run.config().loops == p["r0"] and [t.family for t in run.task.tasks] == p["tasks"]
 
 
 @pytest.mark.parametrize("scale", ["smoke", "laptop", "overnight", "paper"])
@@ -80,6 +89,14 @@ def test_splits_share_one_total_and_odd_budgets_are_refused():
         ("4_5_overshoot", {"r0": 3}, ["r0 is 3", "even"]),
         ("4_5_overshoot", {"circuit_lr": [1.0e-3]}, ["circuit_lr has 1 rates", "4x1, 2x2, 1x4"]),
         ("4_5_overshoot", {"hops_lr": [1.0e-3, 1.0e-3, -1.0]}, ["hops_lr", "greater than 0"]),
+        ("4_1_asymmetry", {"styles": ["ouro-1", "ouro-1"]}, ["styles is", "each may stand once"]),
+        ("4_1_asymmetry", {"styles": ["ouro-9"]}, ["styles", "'ouro-9'", "ouro-1"]),
+        ("4_1_asymmetry", {"lr": [1.0e-3]}, ["lr has 1 rates", "ouro-1, huginn"]),
+        ("4_1_asymmetry", {"n_test": 100_000}, ["n_test is 100000", "so at most"]),
+        ("4_1_asymmetry", {"loops": 2}, ["loops is 2", "at least r0, 4"]),
+        ("4_1_asymmetry", {"warmup": 300}, ["warmup is 300", "below steps, 300"]),
+        ("4_2_readout_collapse", {"dtype": "int8"}, ["dtype is 'int8'", "bfloat16"]),
+        ("4_3_scratch_training", {"tasks": ["paragg"]}, ["tasks has paragg", "circuit, hops"]),
         ("beyond_readout_axis", {"circuit_lr_no_norm_raw": "fast"}, ["circuit_lr_no_norm_raw", "'fast'", "float"]),
     ],
 )
@@ -126,7 +143,7 @@ def without(key):
         (GOOD | {"r0": 0}, ["r0 is 0", "1"]),
         (GOOD | {"seeds": 0}, ["seeds is 0"]),
         (GOOD | {"seeds": True}, ["seeds is True", "int"]),
-        (GOOD | {"tasks": ["circuit", "sudoku"]}, ["tasks", "'sudoku'", "'circuit' or 'hops'"]),
+        (GOOD | {"tasks": ["circuit", "sudoku"]}, ["tasks", "'sudoku'", "'circuit', 'hops' or 'paragg'"]),
         (GOOD | {"tasks": []}, ["tasks is []"]),
         (GOOD | {"scale": "huge"}, ["scale is 'huge'", "smoke", "laptop"]),
         (GOOD | {"optimizer": "sgd"}, ["optimizer", "adamw"]),

@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RUNTIME = PROJECT["dependencies"]
 EXTRAS = [line for extra in PROJECT.get("optional-dependencies", {}).values() for line in extra]
 TEST = PROJECT["optional-dependencies"]["test"]
-TARGETS = ("help", "replicate", "test", "bench", "lock", "clean-env")
+TARGETS = ("help", "replicate", "audit", "test", "bench", "lock", "clean-env")
 IMPORT_NAMES = {"yaml": "pyyaml", "sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
 # called by name or through another package: vl-convert-python draws altair's pictures
 TOOLS = {"jupyterlab", "ipykernel", "jupytext", "papermill", "nbconvert", "vl-convert-python"}

@@ -20,6 +20,7 @@ from lib.stats import (
     holm,
     mann_whitney,
     mcnemar,
+    nested_bootstrap,
 )
 
 NAN = float("nan")
@@ -304,3 +305,96 @@ def test_cluster_bootstrap_refuses_bad_input():
     with pytest.raises(ValueError, match="NaN"):
         cluster_bootstrap([0.0, NAN], [0, 1])
     assert math.isnan(cluster_bootstrap([0.0, 1.0], [7, 7]).low)
+
+
+def family(rng, pairs, shift, instances=24):
+    """A model for each of `pairs`, with so many pairs of unequal clusters around its own mean."""
+    models = []
+    for count in pairs:
+        own = shift + rng.normal(0, 0.3)
+        cluster = [rng.integers(6, size=instances) for _ in range(count)]
+        models.append([(own + rng.normal(0, 1, 6)[c] + rng.normal(0, 0.5, instances), c) for c in cluster])
+    return models
+
+
+def nested_draws(models, rng, resamples):
+    """The mean of a family by the definition, one resample at a time."""
+    members = [[[d[c == name] for name in np.unique(c)] for d, c in model] for model in models]
+    draws = []
+    for _ in range(resamples):
+        means = []
+        for i in rng.integers(len(models), size=len(models)):
+            for clusters in members[i]:
+                means.append(np.concatenate([clusters[j] for j in rng.integers(len(clusters), size=len(clusters))]).mean())
+        draws.append(np.mean(means))
+    return np.array(draws)
+
+
+@pytest.mark.parametrize("pairs", [((3, 1, 2), (2, 2)), ((2,), (1, 1, 3, 1))])
+def test_nested_bootstrap_has_the_distribution_of_a_plain_loop(pairs):
+    rng = np.random.default_rng(7)
+    models = [family(rng, counts, shift) for counts, shift in zip(pairs, (1.0, 0.4), strict=True)]
+    draws = np.subtract(*(nested_draws(m, rng, 4000) for m in models))
+    got = [nested_bootstrap(*models, seed=seed, resamples=4000) for seed in range(5)]
+    point = np.subtract(*(np.mean([d.mean() for model in m for d, _ in model]) for m in models))
+    assert {g.value for g in got} == {got[0].value} and got[0].value == pytest.approx(point)
+    assert got[0].n == min(map(len, pairs)) and len({g.low for g in got}) == 5
+    # a percentile of 4000 normal draws has a standard error of 0.042 deviations, a median of 0.02
+    near = draws.std() * 4 * 0.042
+    for end, q in (("low", 2.5), ("high", 97.5)):
+        assert np.mean([getattr(g, end) for g in got]) == pytest.approx(np.percentile(draws, q), abs=near)
+
+
+def test_nested_bootstrap_agrees_with_theory():
+    rng = np.random.default_rng(8)
+    models, clusters = 40, 50
+    means = rng.normal(0.5, 0.2, (2, models, 1))
+    values = means + rng.normal(0, 1, (2, models, clusters))
+    first, second = ([[(row, np.arange(clusters))] for row in of] for of in values)
+    got = nested_bootstrap(first, second)
+    # the spread of the models, and that of the clusters within each anew
+    variance = sum(of.mean(axis=1).var() / models + of.var(axis=1).mean() / clusters / models for of in values)
+    gap, half = values[0].mean() - values[1].mean(), 1.96 * math.sqrt(variance)
+    assert tuple(got)[:3] == pytest.approx((gap, gap - half, gap + half), abs=0.1 * half)
+    assert got.n == models
+
+
+def test_nested_bootstrap_of_known_answers():
+    cluster = np.repeat(np.arange(10), 4)
+    flat = [[(np.full(40, 0.75), cluster)], [(np.full(40, 0.75), cluster)]]
+    assert nested_bootstrap(flat, [[(np.zeros(40), cluster)]]) == (0.75, 0.75, 0.75, 1)
+    # without spread inside a model only the models vary
+    levels = [0.1, 0.5, 0.2, 0.9]
+    got = nested_bootstrap([[(np.full(40, x), cluster)] for x in levels], flat, resamples=4000)
+    assert tuple(got)[:3] == pytest.approx(tuple(bootstrap_difference(levels, [0.75, 0.75]))[:3], abs=0.03)
+    # one model in each family: clusters alone vary, as in a cluster bootstrap
+    x = np.random.default_rng(9).normal(0.3, 1, 40)
+    alone, known = nested_bootstrap([[(x, cluster)]], [[(np.zeros(40), cluster)]]), cluster_bootstrap(x, cluster)
+    assert tuple(alone) == pytest.approx((known.value, known.low, known.high, 1), abs=0.02)
+    # pairs weigh equally whatever their size and their model
+    uneven = [[(np.ones(40), cluster), (np.ones(8), cluster[:8])], [(np.zeros(40), cluster)]]
+    assert nested_bootstrap(uneven, flat).value == pytest.approx(2 / 3 - 0.75)
+
+
+def test_nested_bootstrap_repeats_itself_and_changes_sign():
+    rng = np.random.default_rng(10)
+    one, two = family(rng, (2, 1), 1.0), family(rng, (1, 1, 1), 0.0)
+    got, back = nested_bootstrap(one, two), nested_bootstrap(two, one)
+    assert got == nested_bootstrap(one, two) and nested_bootstrap(one, two, resamples=1).value == got.value
+    assert tuple(got)[:3] == pytest.approx((-back.value, -back.high, -back.low), abs=0.05)
+
+
+def test_nested_bootstrap_without_spread_and_bad_input():
+    cluster = np.repeat(np.arange(10), 4)
+    sound, single = [[(np.arange(40.0), cluster)]], [[(np.arange(40.0), np.zeros(40))]]
+    for got in (nested_bootstrap(single, sound), nested_bootstrap(sound, single)):
+        assert got.value == 0 and math.isnan(got.low) and math.isnan(got.high)
+    assert not math.isnan(nested_bootstrap(single * 2, sound).low)
+    with pytest.raises(ValueError, match="first family needs a model"):
+        nested_bootstrap([], sound)
+    with pytest.raises(ValueError, match="second family needs a model, and each model a pair"):
+        nested_bootstrap(sound, [*sound, []])
+    with pytest.raises(ValueError, match="2 values, cluster 1"):
+        nested_bootstrap(sound, [[([0.0, 1.0], [0])]])
+    with pytest.raises(ValueError, match="NaN"):
+        nested_bootstrap([[([0.0, NAN], [0, 1])]], sound)

@@ -1,0 +1,69 @@
+"""Several tasks in one vocabulary, so that tokens outside a task's alphabet are alive in a model trained on all of them.
+
+The tasks' vocabularies stand one after the other. A batch holds one task; the tasks take turns.
+Shapes: N instances, B rows, T tokens, F fields, A answers.
+"""
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from lib import tasks
+from lib.tasks import IGNORE, Batch, Instances, Task
+
+
+@dataclass(frozen=True)
+class Mixture:
+    """Tasks of different families, in the order of their ids and turns. Raises ValueError when it is empty or one repeats."""
+
+    tasks: tuple[Task, ...]
+
+    def __post_init__(self):
+        families = [task.family for task in self.tasks]
+        if not families or len(set(families)) < len(families):
+            raise ValueError(f"tasks are {', '.join(families) or 'none'}: there must be one or more, each once")
+
+    @property
+    def vocabulary(self) -> tuple[str, ...]:
+        """Token names in id order, each behind its family's name."""
+        return tuple(f"{task.family} {name}" for task in self.tasks for name in task.vocabulary)
+
+    @property
+    def vocab_size(self) -> int:
+        """Number of token ids."""
+        return sum(task.vocab_size for task in self.tasks)
+
+    def task(self, family: str) -> Task:
+        """The task of a family. Raises ValueError when the mixture has none."""
+        found = [task for task in self.tasks if task.family == family]
+        if not found:
+            raise ValueError(f"family is {family!r}: it must be one of {', '.join(task.family for task in self.tasks)}")
+        return found[0]
+
+    def first_id(self, family: str) -> int:
+        """The id of a family's first token."""
+        before = self.tasks[: self.tasks.index(self.task(family))]
+        return sum(task.vocab_size for task in before)
+
+    def alphabet(self, family: str) -> tuple[int, ...]:
+        """Token ids of a family's possible answers."""
+        return tuple(self.first_id(family) + token for token in self.task(family).alphabet)
+
+    def evaluation_set(self, family: str, d_star: int, n: int, **which) -> Instances:
+        """`tasks.evaluation_set` of a family, in the mixture's ids."""
+        made, first = tasks.evaluation_set(self.task(family), d_star, n, **which), self.first_id(family)
+        return replace(made, ids=made.ids + first, answer=made.answer + first)
+
+
+def training_batches(mixture: Mixture, batch_size: int, steps: range, seed: int) -> list[Batch]:
+    """The batches of these steps: step i is batch i // n of task i mod n, n tasks, a function of its arguments and i alone."""
+    n, found = len(mixture.tasks), {}
+    for turn, task in enumerate(mixture.tasks):
+        own = [step for step in steps if step % n == turn]
+        if own:
+            rounds = range(own[0] // n, own[-1] // n + 1)
+            first = mixture.first_id(task.family)
+            for step, batch in zip(own, tasks.training_batches(task, batch_size, rounds, seed), strict=True):
+                labels = np.where(batch.labels == IGNORE, IGNORE, batch.labels + first)
+                found[step] = replace(batch, ids=batch.ids + first, labels=labels)
+    return [found[step] for step in steps]
