@@ -114,7 +114,8 @@ def against_loops(
             layers.append(_mark(pd.DataFrame({"value": [floor], "text": [f"no-skill floor {floor:.2f}"]}), "y", counts[-1]))
         height = 260 if columns is None else 190
         panels.append(alt.layer(*layers).properties(width=width, height=height, title=str(name)))
-    return _style(alt.concat(*panels, columns=columns or len(panels)).properties(title=title))
+    joined = alt.concat(*panels, columns=columns) if columns else alt.hconcat(*panels)
+    return _style(joined.properties(title=title))
 
 
 def _mark(frame: pd.DataFrame, axis: str, right: float | None = None, column: str = "K") -> alt.Chart:

@@ -109,7 +109,7 @@ def test_padding_is_inferred_and_a_wrong_mask_or_cache_is_refused():
         assert torch.equal(model.generate(ids, **how)[:, -4:], expected)
     settings = GenerationConfig(use_cache=False, **{k: v for k, v in how.items() if k != "loops"})
     assert torch.equal(model.generate(right, attention_mask=right_mask, generation_config=settings, loops=3)[:, -4:], expected)
-    with pytest.raises(ValueError, match="attention_mask is .*as the ids"):
+    with pytest.raises(ValueError, match="attention_mask is .*as input_ids"):
         model.generate(right, attention_mask=right_mask[:, :-1], **how)
     with pytest.raises(ValueError, match="padded on the right and a cache is given"):
         model.generate(right, attention_mask=right_mask, cache=LoopedCache(), **how)

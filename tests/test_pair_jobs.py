@@ -1,17 +1,21 @@
 """Pairs of stand-ins and of released checkpoints: what is read is what the models say, instance by instance, and once."""
 
 import dataclasses
+import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 import torch
 
-from lib import at_hand, pair_jobs, params, prompts, released, released_pairs, standins, tasks
+from lib import at_hand, claims, pair_jobs, params, paths, prompts, released, released_pairs, standins, tasks
 from lib.boundary import Boundary
 from lib.pairs import EVERY, NEVER, arm_name, table
 from lib.params import STYLES
 from lib.training import loop_count
 from tests import checkpoints
+from tests.conftest import environment
 from tests.test_prompts import TOKENIZER
 
 PERIODS = (EVERY, NEVER, 2)
@@ -194,3 +198,20 @@ def test_released_parameters_end_in_pairs_and_norms(checkpoint, p, tmp_path, mon
 def test_absent_models_are_named_before_anything_is_loaded(p):
     with pytest.raises(ValueError, match="hf download ByteDance/Ouro-2.6B"):
         at_hand.of(p | {"models": ["ByteDance/Ouro-2.6B"]})
+
+
+@pytest.mark.parametrize("notebook", ["4_1_asymmetry", "4_2_readout_collapse"])
+def test_a_notebook_runs_on_checkpoints_in_the_released_layouts(notebook, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoints, "tokenizer", lambda folder: saved(TOKENIZER, folder))
+    models = [str(make(tmp_path / name)) for name, make in (("ouro", checkpoints.ouro), ("huginn", checkpoints.huginn))]
+    values = {"models": models, "n_test": 24, "shots": 2, "loops": 16, "batch_size": 32, "dtype": "float32"}
+    source = paths.notebooks() / f"{notebook}.ipynb"
+    command = [sys.executable, "-m", "papermill", str(source), str(tmp_path / "out.ipynb"), "-y", json.dumps(values)]
+    one_thread = {"OMP_NUM_THREADS": "1"}  # more of them only wait for each other on models this small
+    done = subprocess.run(command, env=environment(tmp_path) | one_thread, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    result = json.loads((tmp_path / f"smoke/{notebook}/result.json").read_text(encoding="utf-8"))
+    assert result["figures"]["models"] == 2 and result["figures"]["pairs"] == 4
+    section = notebook[:3].replace("_", ".")
+    assert [v["id"] for v in result["verdicts"]] == [k for k, c in claims.load().items() if c["section"] == section]
+    assert "stand-ins" not in json.dumps(result["verdicts"])
