@@ -126,7 +126,12 @@ def test_workers_do_not_outlive_the_parent(tmp_path):
     files = {how: tmp_path / how.name for how in (signal.SIGKILL, signal.SIGINT)}
     code = "import sys, lib.engine, tests.engine_jobs as j; lib.engine.map_local(j.lingers, sys.argv[1:])"
     parents = {
-        how: subprocess.Popen([sys.executable, "-c", code, str(file)], cwd=ROOT, stderr=subprocess.DEVNULL)
+        how: subprocess.Popen(
+            [sys.executable, "-c", code, str(file)],
+            cwd=ROOT,
+            stderr=subprocess.DEVNULL,
+            preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),  # a shell's background jobs ignore it
+        )
         for how, file in files.items()
     }
     try:
