@@ -15,7 +15,7 @@ from lib import instruments, stats
 from lib.audit import DOSED, DOSES, TOKENS, Subject
 from lib.audit_readings import Measured
 from lib.boundary import Boundary
-from lib.evaluation import summary
+from lib.evaluation import joined, summary
 from lib.pairs import Pair, arm_name
 
 MARGIN = 0.05  # below the value at r0 that still counts as usable, and as a readout that holds
@@ -89,12 +89,7 @@ def pooled(pairs: list[Pair]) -> Pair:
         _, own = np.unique(pair.cluster, return_inverse=True)
         labels.append(own + offset)
         offset += own.max() + 1
-    readings = {}
-    for period in pairs[0].readings:
-        parts = [pair.readings[period] for pair in pairs]
-        names = [field.name for field in dataclasses.fields(parts[0])]
-        joined = {name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names}
-        readings[period] = dataclasses.replace(parts[0], **joined)
+    readings = {period: joined([pair.readings[period] for pair in pairs]) for period in pairs[0].readings}
     task = pairs[0].task if len(pairs) == 1 else "all"
     return dataclasses.replace(pairs[0], task=task, cluster=np.concatenate(labels), readings=readings)
 

@@ -15,12 +15,12 @@ import pandas as pd
 import torch
 from tqdm import tqdm
 
-from lib import BEHAVIOUR, at_hand, paths, released, released_pairs, tasks
+from lib import BEHAVIOUR, at_hand, paths, released, released_pairs
 from lib.audit import PROMPTS, Random, Subject
 from lib.boundary import Boundary
 from lib.evaluation import Prefix, prefix_of, read, sweep
 from lib.looped import LoopedModel
-from lib.pair_jobs import readings_in, same_at_one_loop
+from lib.pair_jobs import about, readings_in, same_at_one_loop
 from lib.pairs import Pair
 from lib.store import Store, key
 from lib.tasks import Instances, Task
@@ -103,10 +103,10 @@ def _given(s: Subject):
         if isinstance(task, Random):
             right = found[s.trained].prediction[s.r0 - 1]
             found = {period: dataclasses.replace(one, answer=right) for period, one in found.items()}
-            floor, alphabet = 0.0, tuple(range(task.vocab_size))
+            floor, cluster, d_star = 0.0, sets[0].skeleton, np.ones(s.n, dtype=np.int64)
+            alphabet = tuple(range(task.vocab_size))
         else:
-            alone = [tasks.evaluation_set(task, d, s.n) for d in range(1, task.max_depth + 1)]
-            floor = float(np.mean([tasks.floor(task, some) for some in alone]))
+            floor, cluster, d_star = about(task, s.n)
             alphabet = s.mixture.alphabet(task.family)
         pair = Pair(
             model=s.name,
@@ -116,8 +116,8 @@ def _given(s: Subject):
             trained=s.trained,
             floor=floor,
             alphabet=alphabet,
-            cluster=np.concatenate([some.skeleton ^ np.uint64(some.d_star) for some in sets]),
-            d_star=np.concatenate([np.full(len(some.answer), some.d_star) for some in sets]),
+            cluster=cluster,
+            d_star=d_star,
             readings=found,
         )
         pairs.append(pair)

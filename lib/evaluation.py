@@ -5,6 +5,7 @@ Shapes: N instances, B rows of a batch, A answers, D d_model, V vocabulary, K lo
 """
 
 import copy
+import dataclasses
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -99,6 +100,12 @@ def read(
         steps = [_reading(logits[:, 0], z[:, 0]) for _, logits, z in swept]
         parts.append([np.stack(column) for column in zip(*steps, strict=True)])
     return Readings(*(np.concatenate(column, axis=1) for column in zip(*parts, strict=True)), instances.answer)
+
+
+def joined(parts: list[Readings]) -> Readings:
+    """Readings of several sets of instances as one, in their order, arrays (K, N)."""
+    names = [field.name for field in dataclasses.fields(Readings)]
+    return Readings(**{name: np.concatenate([getattr(part, name) for part in parts], axis=-1) for name in names})
 
 
 def _reading(logits: torch.Tensor, z: torch.Tensor) -> tuple[np.ndarray, ...]:

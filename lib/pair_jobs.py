@@ -16,13 +16,13 @@ import torch
 
 from lib import BEHAVIOUR, engine, standins
 from lib.boundary import Boundary
-from lib.evaluation import Readings, read
+from lib.evaluation import Readings, joined, read
 from lib.looped import LoopedModel, at_positions
 from lib.mixture import Mixture
 from lib.pairs import NEVER, Pair
 from lib.probe import Probe, probe
 from lib.store import Store, key
-from lib.tasks import Instances, floor
+from lib.tasks import Instances, Task, evaluation_set, floor
 from lib.training import Run, load, trained
 
 
@@ -122,8 +122,7 @@ def readings_in(folder: Path) -> Readings:
     for file in sorted(folder.glob("depth_*.npz"), key=lambda path: int(path.stem.split("_")[1])):
         with np.load(file) as content:
             parts.append(Readings(**content))
-    columns = [[getattr(part, field.name) for part in parts] for field in dataclasses.fields(Readings)]
-    return Readings(*(np.concatenate(column, axis=-1) for column in columns))
+    return joined(parts)
 
 
 def pairs(cells: list[dict], jobs: list[Job], made: list[dict]) -> tuple[list[Pair], list[Probe], pd.DataFrame]:
@@ -139,10 +138,9 @@ def pairs(cells: list[dict], jobs: list[Job], made: list[dict]) -> tuple[list[Pa
             continue
         config, name = job.run.config(), f"{cell['style']}, seed {cell['seed']}"
         for task in job.run.task.tasks:
-            about = (job.run.task, task.family, job.n)
-            if about not in known:
-                known[about] = _about(*about)
-            where, cluster, d_star = known[about]
+            if (task, job.n) not in known:
+                known[task, job.n] = about(task, job.n)
+            where, cluster, d_star = known[task, job.n]
             pair = Pair(
                 model=name,
                 family=standins.STYLES[cell["style"]][0],
@@ -163,13 +161,13 @@ def pairs(cells: list[dict], jobs: list[Job], made: list[dict]) -> tuple[list[Pa
     return found, probes, pd.DataFrame(training)
 
 
-def _about(mixture: Mixture, family: str, n: int) -> tuple[float, np.ndarray, np.ndarray]:
-    """(floor, clusters (N,), depths (N,)) of a family's test instances; a skeleton of another depth is another cluster."""
-    task = mixture.task(family)
-    own = [instances for instances in sets(Mixture((task,)), family, n)]
-    skeletons = [some.skeleton ^ np.uint64(some.d_star) for some in own]
+def about(task: Task, n: int) -> tuple[float, np.ndarray, np.ndarray]:
+    """(floor, clusters (N,), depths (N,)) of a task's n test instances a depth; a skeleton of another depth is another
+    cluster."""
+    own = [evaluation_set(task, d, n) for d in range(1, task.max_depth + 1)]
+    clusters = np.concatenate([some.skeleton ^ np.uint64(some.d_star) for some in own])
     depths = np.concatenate([np.full(len(some.answer), some.d_star) for some in own])
-    return float(np.mean([floor(task, some) for some in own])), np.concatenate(skeletons), depths
+    return float(np.mean([floor(task, some) for some in own])), clusters, depths
 
 
 @torch.no_grad()

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from tqdm import tqdm
 
-from lib import BEHAVIOUR, prompts, released, tasks
+from lib import BEHAVIOUR, prompts, released
 from lib.boundary import Boundary
-from lib.evaluation import Readings, prefix_of, read
+from lib.evaluation import Readings, joined, prefix_of, read
 from lib.looped import LoopedModel
-from lib.pair_jobs import readings_in, same_at_one_loop, states_at
+from lib.pair_jobs import about, readings_in, same_at_one_loop, states_at
 from lib.pairs import NEVER, Pair
 from lib.probe import Probe, probe
 from lib.store import Store, key
@@ -112,7 +112,7 @@ class Reader:
                 self.shared = key, prefix_of(model, torch.as_tensor(key[1:], device=model.device), self.job.loops, boundary)
             shared = self.shared[1]
         parts = [read(model, group, self.job.loops, boundary, self.job.batch_size, shared) for group in made.groups]
-        columns = {f.name: np.concatenate([getattr(p, f.name) for p in parts], axis=-1) for f in dataclasses.fields(Readings)}
+        columns = vars(joined(parts))
         return Readings(**{name: column[..., made.order] for name, column in columns.items()})
 
     def same_at_one_loop(self, task: Task) -> bool:
@@ -154,23 +154,18 @@ def pairs(job: Job) -> tuple[list[Pair], list[Probe], dict[str, bool]]:
     same = {task.family: reader.same_at_one_loop(task) for task in job.tasks}
     for task in job.tasks:
         depths = range(1, task.max_depth + 1)
-        sets = {d: tasks.evaluation_set(task, d, job.n) for d in depths}
-        cluster = np.concatenate([some.skeleton ^ np.uint64(d) for d, some in sets.items()])
-        readings = {}
-        for period in job.periods:
-            parts = [readings_in(folders[task.family, d, period]) for d in depths]
-            columns = {f.name: [getattr(p, f.name) for p in parts] for f in dataclasses.fields(Readings)}
-            readings[period] = Readings(**{name: np.concatenate(column, axis=-1) for name, column in columns.items()})
+        floor, cluster, d_star = about(task, job.n)
+        readings = {k: joined([readings_in(folders[task.family, d, k]) for d in depths]) for k in job.periods}
         pair = Pair(
             model=job.name,
             family="ouro" if config.boundary else "huginn",
             task=task.family,
             r0=config.loops,
             trained=config.boundary,
-            floor=float(np.mean([tasks.floor(task, some) for some in sets.values()])),
+            floor=floor,
             alphabet=reader.prompts_of(task, 1).alphabet,
             cluster=cluster,
-            d_star=np.repeat(list(depths), job.n),
+            d_star=d_star,
             readings=readings,
         )
         found.append(pair)
