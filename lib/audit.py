@@ -98,6 +98,10 @@ def subject(p: dict) -> Subject:
         return audit_foreign.subject(p, common, values)
     plan = families.plan(values, str(where))
     checkpoint.check(folder, plan)
+    if plan.config.unrolled:
+        raise ValueError(
+            f"{where} is an unrolled model's, whose steps each have layers of their own: it must be a looped one's"
+        )
     config, dtype = plan.config, str(released.run_dtype(p["precision"] or None, plan)).removeprefix("torch.")
     own = _own_tasks(folder, config)
     read_on, mixture, chosen, notes = (SYMBOLS, *own, []) if own else (PROMPTS, None, *_text_tasks(p, source))

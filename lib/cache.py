@@ -49,10 +49,10 @@ class SharedPrefix:
 
 
 def slot(config, part: str, i: int, t: int = 0) -> int:
-    """The slot of layer i of a part at loop step t: prelude, coda, then the core's loop steps one after the other.
+    """The slot of the i-th layer that a part executes, in the core at loop step t.
 
-    Where there is neither prelude nor coda this is Ouro's t * L + i. Huginn's own numbers are these with the coda's counted
-    from the end.
+    Slots are in the order prelude, coda, then the core's loop steps one after the other. Where there is neither prelude nor
+    coda this is Ouro's t * L + i. Huginn's own numbers are these with the coda's counted from the end.
     """
-    before = {"prelude": 0, "coda": config.prelude, "core": config.prelude + config.coda + t * config.core}
+    before = {"prelude": 0, "coda": config.prelude, "core": config.prelude + config.coda + t * config.step_layers}
     return before[part] + i

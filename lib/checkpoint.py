@@ -136,12 +136,15 @@ def fill(model, plan: Plan, folder: Path) -> None:
 
 
 def _copy(f, piece, parameter: torch.Tensor, bar) -> None:
-    """One stored tensor into its rows. A tensor that is stored in more dimensions than its parameter has is flattened."""
+    """One stored tensor into its rows. A tensor that is stored in more dimensions than its parameter has is flattened; one
+    stored in fewer holds the parameter's first two as one."""
     stored = f.get_slice(piece.source)
-    if len(piece.shape) != parameter.dim():
+    if len(piece.shape) > parameter.dim():
         parameter.copy_(stored[:].flatten())
         bar.update(parameter.numel())
         return
+    if len(piece.shape) < parameter.dim():
+        parameter = parameter.flatten(0, 1)
     for a, b in slices(piece.shape[0], 4 * math.prod(piece.shape[1:])):
         part = stored[a:b].to(parameter.dtype)
         parameter[piece.row + a : piece.row + b].copy_(part + piece.add if piece.add else part)

@@ -2,7 +2,7 @@
 
 Only names, positions and spellings differ between families; no arithmetic is done but adding the 1 that the axes paper's gains
 are stored without. Shapes: V vocabulary, D d_model, H query heads, G key and value heads, E channels a head, F feed-forward
-width.
+width, N experts of width X.
 """
 
 import math
@@ -114,6 +114,7 @@ class Reader:
 def layer_pieces(names: dict[str, str], c: LoopedConfig, source: str, target: str, add: float = 0.0) -> list[Piece]:
     """Pieces of one layer. names: {part: the family's name for it}."""
     H, G, E, D, F = c.n_heads, c.kv_heads, c.head_width, c.d_model, c.d_ff
+    N, X = c.n_experts, c.d_expert
     qkv, gate_up = "attention.qkv.weight", "feed_forward.gate_up.weight"
     known = {
         "q": (qkv, 0, (H * E, D)),
@@ -126,6 +127,10 @@ def layer_pieces(names: dict[str, str], c: LoopedConfig, source: str, target: st
         "up": (gate_up, F, (F, D)),
         "gate_up": (gate_up, 0, (2 * F, D)),
         "down": ("feed_forward.down.weight", 0, (D, F)),
+        "router": ("feed_forward.router.weight", 0, (N, D)),
+        "experts_gate": ("feed_forward.gate", 0, (N * X, D)),  # the experts' matrices one after the other
+        "experts_up": ("feed_forward.up", 0, (N * X, D)),
+        "experts_down": ("feed_forward.down", 0, (N * D, X)),
     }
     pieces = []
     for part, name in names.items():

@@ -2,8 +2,8 @@
 
     z_0 = init(e, noise);  z_{t+1} = R(W(z_t, e));  logits = readout(C(z_T));  e = P(x_0)      (axes paper, eqs. 1-5)
 
-Values that are not built yet (H/L states, experts) have their axis here already; asking for one is an error that lists the
-values that are.
+One loop step is one update of the state. With H/L states the updates take turns: l_cycles of the low one, then one of the
+high one, h_cycles times.
 """
 
 import math
@@ -11,7 +11,7 @@ import math
 from huggingface_hub.dataclasses import strict
 from transformers import AutoConfig, PreTrainedConfig
 
-# axis -> the values built so far; the model reads nothing else
+# axis -> its values; the model reads nothing else
 AXES = {
     # a second norm: on each branch before it is added (sandwich: Ouro) or on the sum (sandwich_sum: Huginn)
     "block": ("pre_norm", "sandwich", "sandwich_sum"),
@@ -19,10 +19,10 @@ AXES = {
     "injection_source": ("prelude", "tokens"),  # what is injected: the prelude's output or the token embeddings
     "state_init": ("input", "zeros", "noise"),
     "state_noise": ("normal", "truncated", "hash"),  # truncated at 3 sd: Huginn; hash: the axes paper's at evaluation
-    "state": ("single",),
+    "state": ("single", "shared", "split"),  # H/L: both updated by the whole core, or each by its own half of it
     "readout": ("normalised", "raw"),
     "readout_order": ("coda_norm", "norm_coda_norm"),  # norm_coda_norm: Huginn's, the same norm before and after the coda
-    "feed_forward": ("dense",),
+    "feed_forward": ("dense", "experts"),
     "rope": ("half", "interleaved"),  # channels turned in pairs (i, i + E / 2) or (2 i, 2 i + 1)
 }
 
@@ -53,12 +53,19 @@ class LoopedConfig(PreTrainedConfig):
     core: int = 1
     coda: int = 0
     loops: int = 4
+    unrolled: bool = False  # the core's layers are each loop step's own: a feed-forward model with the loop's injections
     block: str = "pre_norm"
     feed_forward: str = "dense"
+    n_experts: int = 0  # of each layer, where feed_forward is experts
+    experts_per_token: int = 0  # experts that a token goes through
+    d_expert: int = 0  # width of one expert
     injection: str = "none"
     injection_source: str = "prelude"
     injection_bias: bool = False  # of the concat adapter
     state: str = "single"
+    h_cycles: int = 0  # of H/L states: updates of the high state in `loops`
+    l_cycles: int = 0  # updates of the low state before each of them
+    repeats: int = 1  # times an update runs its layers, one after the other, behind one injection
     state_init: str = "input"
     state_std: float = 1.0  # standard deviation of a noise state
     state_noise: str = "normal"
@@ -80,7 +87,7 @@ class LoopedConfig(PreTrainedConfig):
         for axis, built in AXES.items():
             if (value := getattr(self, axis)) not in built:
                 raise ValueError(f"{axis} is {value!r}: it must be one of {', '.join(built)}")
-        for key in ("vocab_size", "d_model", "n_heads", "d_ff", "core", "loops"):
+        for key in ("vocab_size", "d_model", "n_heads", "d_ff", "core", "loops", "repeats"):
             if getattr(self, key) < 1:
                 raise ValueError(f"{key} is {getattr(self, key)}: it must be at least 1")
         for key in ("prelude", "coda", "boundary"):
@@ -100,6 +107,57 @@ class LoopedConfig(PreTrainedConfig):
             raise ValueError(f"n_kv_heads is {self.n_kv_heads} with n_heads {self.n_heads}: it must divide n_heads")
         if self.readout_order == "norm_coda_norm" and not self.coda:
             raise ValueError("readout_order is 'norm_coda_norm' with coda 0: it needs at least one coda layer")
+        self._require_experts()
+        self._require_states()
+
+    def _require_experts(self):
+        keys, dense = ("n_experts", "experts_per_token", "d_expert"), self.feed_forward == "dense"
+        for key in keys:
+            if dense and getattr(self, key):
+                raise ValueError(f"{key} is {getattr(self, key)} with feed_forward 'dense': it must be 0")
+            if not dense and getattr(self, key) < 1:
+                raise ValueError(f"{key} is {getattr(self, key)} with feed_forward 'experts': it must be at least 1")
+        if self.experts_per_token > self.n_experts:
+            raise ValueError(f"experts_per_token is {self.experts_per_token}: it must be at most n_experts, {self.n_experts}")
+
+    def _require_states(self):
+        for key in ("h_cycles", "l_cycles"):
+            if self.state == "single" and getattr(self, key):
+                raise ValueError(f"{key} is {getattr(self, key)} with state 'single': it must be 0")
+            if self.state != "single" and getattr(self, key) < 1:
+                raise ValueError(f"{key} is {getattr(self, key)} with state {self.state!r}: it must be at least 1")
+        if self.state == "single":
+            return
+        if self.loops != (updates := self.h_cycles * (self.l_cycles + 1)):
+            cycles = f"h_cycles is {self.h_cycles} and l_cycles {self.l_cycles}"
+            raise ValueError(f"loops is {self.loops}: it must be h_cycles * (l_cycles + 1), {updates}, since {cycles}")
+        if self.state == "split" and self.core % 2:
+            raise ValueError(f"core is {self.core} with state 'split': it must be even, a half for each state")
+        if self.exit_gate:
+            raise ValueError(f"exit_gate is true with state {self.state!r}: it must be false, since the gate reads one state")
+        if self.unrolled:
+            raise ValueError(
+                f"unrolled is true with state {self.state!r}: it must be false, since H/L states share their layers"
+            )
+
+    @property
+    def stored_layers(self) -> int:
+        """Layers the model holds."""
+        return self.prelude + self.core * (self.loops if self.unrolled else 1) + self.coda
+
+    @property
+    def step_layers(self) -> int:
+        """Layers that one loop step executes."""
+        return self.core * self.repeats // (2 if self.state == "split" else 1)
+
+    @property
+    def executed_layers(self) -> int:
+        """Layers that one token passes at the trained loop count."""
+        return self.prelude + self.loops * self.step_layers + self.coda
+
+    def updates_low(self, t: int) -> bool:
+        """Whether loop step t, from 0, updates the low one of H/L states."""
+        return self.state != "single" and t % (self.l_cycles + 1) < self.l_cycles
 
     @property
     def kv_heads(self) -> int:

@@ -49,9 +49,40 @@ def parameters(config: LoopedConfig) -> int:
         return sum(p.numel() for p in LoopedModel(config).parameters())
 
 
+def activated(config: LoopedConfig) -> int:
+    """Active parameters: those of a model that one token uses, of each layer's experts experts_per_token alone."""
+    return parameters(config) - config.stored_layers * _idle(config)
+
+
+def applied(config: LoopedConfig) -> int:
+    """Applied (unrolled) parameters: those that one token passes at the trained loop count, each execution counted.
+
+    Resident (`parameters`) is what a model holds, active (`activated`) what one token uses of it; applied are the active ones
+    of layers and injection once an execution, and all else once.
+    """
+    with torch.device("meta"):
+        model = LoopedModel(config)
+    layer = sum(p.numel() for p in model.core[0].parameters()) - _idle(config)
+    injection = injection_parameters(config)
+    again = config.executed_layers - config.stored_layers
+    return activated(config) + again * layer + (config.loops - 1) * injection
+
+
+def injection_parameters(config: LoopedConfig) -> int:
+    """Parameters of the injection module."""
+    with torch.device("meta"):
+        injection = LoopedModel(config).injection
+    return sum(p.numel() for p in injection.parameters()) if injection else 0
+
+
+def _idle(config: LoopedConfig) -> int:
+    """Parameters of the experts of one layer that a token does not go through."""
+    return (config.n_experts - config.experts_per_token) * 3 * config.d_model * config.d_expert
+
+
 def executed_layers(config: LoopedConfig, loops: int) -> int:
     """Layers run in a sweep over K = 1..loops: the prelude once, the core at each step, the coda for each K that is read."""
-    return config.prelude + loops * (config.core + config.coda)
+    return config.prelude + loops * (config.step_layers + config.coda)
 
 
 def estimate(
@@ -62,10 +93,11 @@ def estimate(
     A token costs 2 FLOP a weight of each executed layer, and 4 S H E a layer for attention to the S tokens it is held against
     (those behind it too, which are masked). Logits are made at one position a prompt and K. bytes_each: of a number.
     """
-    D, V, F = config.d_model, config.vocab_size, config.d_ff
+    D, V = config.d_model, config.vocab_size
+    F = config.d_ff if config.feed_forward == "dense" else config.experts_per_token * config.d_expert
     H, G, E = config.n_heads, config.kv_heads, config.head_width
     layers, seen = executed_layers(config, loops), prefix + tokens
-    matrices = D * (H + 2 * G) * E + H * E * D + 3 * D * F
+    matrices = D * (H + 2 * G) * E + H * E * D + 3 * D * F + D * config.n_experts
     injection = {"none": 0, "concat": 2 * D * D, "diagonal": D * D}[config.injection]
 
     def run(count: int, seen: int) -> float:

@@ -1,7 +1,8 @@
 """The one-pass sweep over loop counts, and what is read off a readout.
 
 A sweep over K = 1..K_max is ONE trajectory of K_max steps with a readout at each K, logits at the answer positions alone.
-Shapes: N instances, B rows of a batch, A answers, D d_model, V vocabulary, K loop counts.
+Shapes: N instances, B rows of a batch, A answers, D d_model, Z channels of the state (D, or 2 D with H/L states), V
+vocabulary, K loop counts.
 """
 
 import copy
@@ -52,7 +53,7 @@ def sweep(
     prefix: Prefix | None = None,
     **state,
 ) -> Iterator[tuple[int, torch.Tensor, torch.Tensor]]:
-    """Yield (K, logits (B, A, V), raw states (B, A, D)) at the answer positions for K = 1..max_loops of one trajectory.
+    """Yield (K, logits (B, A, V), raw states (B, A, Z)) at the answer positions for K = 1..max_loops of one trajectory.
 
     Bitwise equal to `forward(loops=K)` of the same batch at the same positions (eager, one thread, same initial state, which
     `initial_state=` or `state_seed=` give). With a prefix of the same boundary, ids and positions are those behind it.
@@ -74,7 +75,7 @@ class Readings:
     prediction: np.ndarray  # arg-max token over the full vocabulary
     entropy: np.ndarray  # bits, over the full vocabulary
     gap: np.ndarray  # top-1 minus top-2 logit
-    norm: np.ndarray  # L2 norm of the raw state at the answer position
+    norm: np.ndarray  # L2 norm of the raw state at the answer position, of both H/L states together
     answer: np.ndarray  # (N,) gold token
 
 
@@ -109,7 +110,7 @@ def joined(parts: list[Readings]) -> Readings:
 
 
 def _reading(logits: torch.Tensor, z: torch.Tensor) -> tuple[np.ndarray, ...]:
-    """Prediction, entropy (bits), top-2 gap and state norm of logits (B, V) and raw states (B, D): four arrays (B,)."""
+    """Prediction, entropy (bits), top-2 gap and state norm of logits (B, V) and raw states (B, Z): four arrays (B,)."""
     logits = logits.float()
     log_p = logits.log_softmax(-1)
     entropy = -(log_p.exp() * log_p).sum(-1) / np.log(2)

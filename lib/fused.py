@@ -30,13 +30,22 @@ def suits(x: torch.Tensor, context) -> bool:
 def untouched(layer) -> bool:
     """Whether the modules that `block` passes over are ones it knows, and as they were built: not replaced, and with no hook
     that would wait in vain (`instruments.module_calls` counts by hooks)."""
-    attention, feed_forward = layer.attention, layer.feed_forward
+    attention = layer.attention
     if attention.qk_bias is not None or attention.kv_heads != attention.n_heads:
         return False
-    linears, norms = (attention.qkv, feed_forward.gate_up), (layer.attention_norm, layer.feed_forward_norm)
+    linears, norms, passed = [attention.qkv], [layer.attention_norm], [attention]
+    if dense(layer):
+        linears.append(layer.feed_forward.gate_up)
+        norms.append(layer.feed_forward_norm)
+        passed.append(layer.feed_forward)
     stock = all(type(m) is nn.Linear for m in linears) and all(type(m) is nn.RMSNorm for m in norms)
-    passed = (attention, feed_forward, *linears, *norms)
+    passed += linears + norms
     return stock and not any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in passed)
+
+
+def dense(layer) -> bool:
+    """Whether the layer's feed-forward is the one that `block` computes; another runs as it is."""
+    return hasattr(layer.feed_forward, "gate_up")
 
 
 class NormLinear(torch.autograd.Function):
@@ -152,28 +161,32 @@ def prepare(context, attention) -> None:
     context.order = torch.cat((pairs, width + pairs, 2 * width + as_is))
 
 
-def folded(layer, context) -> tuple[torch.Tensor, torch.Tensor]:
+def folded(layer, context) -> tuple[torch.Tensor, ...]:
     """The layer's first matrices with the gains of their norms in them, made once a pass: the loop comes by again.
 
     A context that is used once more, after the weights have changed or with gradients wanted, gets them afresh.
     """
-    sources = layer.attention.qkv, layer.attention_norm, layer.feed_forward.gate_up, layer.feed_forward_norm
-    state = torch.is_grad_enabled(), *(source.weight._version for source in sources)
+    sources = [(layer.attention.qkv, layer.attention_norm)]
+    if dense(layer):
+        sources.append((layer.feed_forward.gate_up, layer.feed_forward_norm))
+    state = torch.is_grad_enabled(), *(source.weight._version for pair in sources for source in pair)
     known, *matrices = context.folded.get(layer, (None,))
     if known != state:
-        qkv, attention_norm, gate_up, feed_forward_norm = (source.weight for source in sources)
-        matrices = (qkv * attention_norm)[context.order], gate_up * feed_forward_norm
+        qkv, *rest = (linear.weight * norm.weight for linear, norm in sources)
+        matrices = qkv[context.order], *rest
         context.folded[layer] = state, *matrices
     return tuple(matrices)
 
 
 def block(x: torch.Tensor, layer, context) -> torch.Tensor:
     """One `layers.Block` on x (B, T, D) -> (B, T, D)."""
-    attention, feed_forward = layer.attention, layer.feed_forward
+    attention = layer.attention
     if context.turns is None:
         prepare(context, attention)
-    qkv, gate_up = folded(layer, context)
+    qkv, *gate_up = folded(layer, context)
     seen = Attend.apply(NormLinear.apply(x, qkv, layer.attention_norm.eps), context.turns, context.causal)
     x = layer.attention_sum_norm(x + layer.attention_branch_norm(attention.o(seen)))
-    hidden = SwiGLU.apply(NormLinear.apply(x, gate_up, layer.feed_forward_norm.eps))
-    return layer.feed_forward_sum_norm(x + layer.feed_forward_branch_norm(feed_forward.down(hidden)))
+    if not gate_up:
+        return layer.fed(x, context)
+    hidden = SwiGLU.apply(NormLinear.apply(x, *gate_up, layer.feed_forward_norm.eps))
+    return layer.feed_forward_sum_norm(x + layer.feed_forward_branch_norm(layer.feed_forward.down(hidden)))

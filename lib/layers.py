@@ -9,21 +9,23 @@ import torch.nn.functional as F
 from torch import nn
 
 from lib import fused
+from lib.experts import Experts
 
 
 class Context:
     """What every layer of one pass shares: rotary tables, the attention mask and the cache.
 
     cos, sin: (B or 1, 1, T, E / 2); mask: (B or 1, 1, T, S) bool, True where a query may look, or None where every query may
-    look at itself and all before it; cache: where keys and values of earlier tokens are, or None.
+    look at itself and all before it; cache: where keys and values of earlier tokens are, or None; routes: what routers chose
+    and are made to choose (`experts.Routes`), or None.
     """
 
-    def __init__(self, positions: torch.Tensor, mask: torch.Tensor | None, config, dtype: torch.dtype, cache=None):
+    def __init__(self, positions: torch.Tensor, mask: torch.Tensor | None, config, dtype: torch.dtype, cache=None, routes=None):
         half = config.head_width // 2
         wide = torch.promote_types(dtype, torch.float32)  # angles are never formed in half precision
         frequency = config.rope_theta ** (-torch.arange(half, device=positions.device, dtype=wide) / half)
         angle = positions[:, None, :, None].to(wide) * frequency
-        self.positions, self.mask, self.cache = positions, mask, cache
+        self.positions, self.mask, self.cache, self.routes = positions, mask, cache, routes
         # the published models round the half-split form's tables and not the interleaved form's
         kept = dtype if config.rope == "half" else wide
         self.cos, self.sin = angle.cos().to(kept), angle.sin().to(kept)
@@ -78,10 +80,13 @@ class FeedForward(nn.Module):
         self.gate_up = nn.Linear(config.d_model, 2 * config.d_ff, bias=False)  # rows: gate, up
         self.down = nn.Linear(config.d_ff, config.d_model, bias=False)
 
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """x: (B, T, D) -> (B, T, D)."""
+    def forward(self, x: torch.Tensor, routes=None) -> torch.Tensor:
+        """x: (B, T, D) -> (B, T, D). routes: none are taken here."""
         gate, up = self.gate_up(x).chunk(2, dim=-1)
         return self.down(F.silu(gate) * up)
+
+
+FEED_FORWARDS = {"dense": FeedForward, "experts": Experts}
 
 
 class Block(nn.Module):
@@ -94,7 +99,7 @@ class Block(nn.Module):
         def norm(used=True):
             return nn.RMSNorm(config.d_model, eps=config.norm_eps) if used else nn.Identity()
 
-        self.attention, self.feed_forward = Attention(config), FeedForward(config)
+        self.attention, self.feed_forward = Attention(config), FEED_FORWARDS[config.feed_forward](config)
         self.attention_norm, self.feed_forward_norm = norm(), norm()
         self.attention_branch_norm, self.feed_forward_branch_norm = (norm(config.block == "sandwich") for _ in range(2))
         self.attention_sum_norm, self.feed_forward_sum_norm = (norm(config.block == "sandwich_sum") for _ in range(2))
@@ -108,7 +113,12 @@ class Block(nn.Module):
     def plain(self, x: torch.Tensor, context: Context, slot: int | None = None) -> torch.Tensor:
         """The same by torch's own operations, one after the other."""
         x = self.attention_sum_norm(x + self.attention_branch_norm(self.attention(self.attention_norm(x), context, slot)))
-        return self.feed_forward_sum_norm(x + self.feed_forward_branch_norm(self.feed_forward(self.feed_forward_norm(x))))
+        return self.fed(x, context)
+
+    def fed(self, x: torch.Tensor, context: Context) -> torch.Tensor:
+        """The second half, from attention's sum on. (B, T, D) -> (B, T, D)."""
+        y = self.feed_forward(self.feed_forward_norm(x), context.routes)
+        return self.feed_forward_sum_norm(x + self.feed_forward_branch_norm(y))
 
 
 class ConcatInjection(nn.Module):

@@ -2,8 +2,8 @@
 
     z_0 = init(e, noise);  z_{t+1} = R(W(z_t, e));  logits = readout(C(z_T));  e = P(x_0)      (axes paper, eqs. 1-5)
 
-Shapes: B batch, T tokens, S tokens seen (T and those in the cache), F fields of a token, A answers, D d_model, V vocabulary, K
-loop count.
+Shapes: B batch, T tokens, S tokens seen (T and those in the cache), F fields of a token, A answers, D d_model, Z channels of
+the state (D, or 2 D with H/L states: the high one, then the low one), V vocabulary, K loop count.
 """
 
 from collections.abc import Iterator
@@ -19,6 +19,7 @@ from lib import exits, noise
 from lib.boundary import Boundary
 from lib.cache import LoopedCache, slot
 from lib.config import LoopedConfig
+from lib.experts import Experts, Routes
 from lib.layers import INJECTIONS, Attention, Block, Context, DiagonalInjection
 
 
@@ -39,7 +40,7 @@ class LoopedModel(PreTrainedModel, GenerationMixin):
         self.embed_tokens = nn.Embedding(config.vocab_size, config.d_model)
         self.prelude = nn.ModuleList(Block(config) for _ in range(config.prelude))
         self.injection = INJECTIONS[config.injection](config) if config.injection != "none" else None
-        self.core = nn.ModuleList(Block(config) for _ in range(config.core))
+        self.core = nn.ModuleList(Block(config) for _ in range(config.core * (config.loops if config.unrolled else 1)))
         self.coda = nn.ModuleList(Block(config) for _ in range(config.coda))
         self.norm = nn.RMSNorm(config.d_model, eps=config.norm_eps)  # the readout's norm
         self.boundary_norm = None if config.shared_norm else nn.RMSNorm(config.d_model, eps=config.norm_eps)
@@ -59,7 +60,7 @@ class LoopedModel(PreTrainedModel, GenerationMixin):
             nn.init.ones_(module.weight)
         elif isinstance(module, Attention) and module.qk_bias is not None:
             nn.init.zeros_(module.qk_bias)
-        elif isinstance(module, DiagonalInjection):
+        elif isinstance(module, DiagonalInjection | Experts):
             module.reset_parameters()
 
     def get_input_embeddings(self) -> nn.Module:
@@ -76,11 +77,13 @@ class LoopedModel(PreTrainedModel, GenerationMixin):
         attention_mask: torch.Tensor | None = None,
         segments: torch.Tensor | None = None,
         cache: Cache | None = None,
+        routes: Routes | None = None,
     ) -> Context:
-        """Rotary tables, mask and cache for one pass. ids: (B, T) or (B, T, F); attention_mask: (B, S), 1 at real tokens.
+        """Rotary tables, mask, cache and routes for one pass.
 
-        Positions count from each row's first real token, so left padding moves nothing. segments: (B, T) numbers; a token sees
-        only tokens of its own segment, and positions are not counted anew. Raises ValueError when shapes do not fit.
+        ids: (B, T) or (B, T, F); attention_mask: (B, S), 1 at real tokens. Positions count from each row's first real token,
+        so left padding moves nothing. segments: (B, T) numbers; a token sees only tokens of its own segment, and positions
+        are not counted anew. Raises ValueError when shapes do not fit.
         """
         B, T = ids.shape[:2]
         past = 0 if cache is None else cache.get_seq_length()
@@ -103,7 +106,7 @@ class LoopedModel(PreTrainedModel, GenerationMixin):
                 mask = mask & (segments[:, past:, None] == segments[:, None])
             # a padding query looks at itself: a row with nothing to look at would be NaN
             mask = (mask | torch.ones_like(mask).tril(past).triu(past))[:, None]
-        return Context(positions[:, past:], mask, self.config, dtype, cache)
+        return Context(positions[:, past:], mask, self.config, dtype, cache, routes)
 
     def tokens(self, ids: torch.Tensor) -> torch.Tensor:
         """x_0, the token embeddings. ids: (B, T), or (B, T, F) whose fields' embeddings add -> (B, T, D)."""
@@ -124,10 +127,17 @@ class LoopedModel(PreTrainedModel, GenerationMixin):
         return x
 
     def init_state(self, e: torch.Tensor, xi: torch.Tensor | None = None) -> torch.Tensor:
-        """z_0 from the input, zeros, or noise scaled by state_std. e: (B, T, D), xi: (B, T, D) of unit scale -> (B, T, D).
+        """z_0 from the input, zeros, or noise scaled by state_std. e: (B, T, D), xi: (B, T, D) of unit scale -> (B, T, Z).
 
-        Without `xi`, a noise state takes the configuration's own noise at positions 0..T-1 in every row.
+        Without `xi`, a noise state takes the configuration's own noise at positions 0..T-1 in every row. Of H/L states this is
+        the low one; the high one starts from e.
         """
+        return self._beside(e, self._start(e, xi))
+
+    def _beside(self, e: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return z if self.config.state == "single" else torch.cat((e, z), dim=-1)
+
+    def _start(self, e: torch.Tensor, xi: torch.Tensor | None) -> torch.Tensor:
         if self.config.state_init == "input":
             return e
         if self.config.state_init == "zeros":
@@ -141,18 +151,40 @@ class LoopedModel(PreTrainedModel, GenerationMixin):
         self, z: torch.Tensor, e: torch.Tensor, t: int, boundary: Boundary, context: Context | None = None
     ) -> torch.Tensor:
         """One loop step, t counted from 0: normalise the INPUT if the boundary fires after step t - 1, inject e, apply the
-        core, return the RAW state. z, e: (B, T, D) -> (B, T, D).
+        core, return the RAW state. z: (B, T, Z), e: (B, T, D) -> (B, T, Z).
 
-        e is what `embed` gives, or `tokens` where injection_source is tokens.
+        e is what `embed` gives, or `tokens` where injection_source is tokens. H/L states: the input is their sum, and step t
+        replaces one of them. Raises ValueError for a step that an unrolled core has no layers for.
         """
+        states = z.split(self.config.d_model, dim=-1)
+        x = sum(states[1:], states[0])
         if boundary.fires_before(t):
-            z = self.normalise(z)
+            x = self.normalise(x)
         if self.injection is not None:
-            z = self.injection(z, e)
-        context = context or self.context(z)
-        for i, block in enumerate(self.core):
-            z = block(z, context, slot(self.config, "core", i, t))
-        return z
+            x = self.injection(x, e)
+        context = context or self.context(e)
+        for i, block in enumerate(self._layers_of(t)):
+            x = block(x, context, slot(self.config, "core", i, t))
+        if len(states) == 1:
+            return x
+        high, low = states
+        return torch.cat((high, x) if self.config.updates_low(t) else (x, low), dim=-1)
+
+    def _layers_of(self, t: int) -> list[nn.Module]:
+        """The layers that loop step t executes, in order."""
+        c, layers = self.config, list(self.core)
+        if c.unrolled:
+            self._require_layers(t + 1)
+            layers = layers[t * c.core : (t + 1) * c.core]
+        elif c.state == "split":
+            layers = layers[c.core // 2 :] if c.updates_low(t) else layers[: c.core // 2]
+        return layers * c.repeats
+
+    def _require_layers(self, loops: int) -> None:
+        if self.config.unrolled and loops > self.config.loops:
+            raise ValueError(
+                f"loops is {loops}: it must be at most {self.config.loops}, the steps an unrolled core has layers for"
+            )
 
     def normalise(self, z: torch.Tensor) -> torch.Tensor:
         """The loop-boundary norm. z: (B, T, D) -> (B, T, D)."""
@@ -163,8 +195,10 @@ class LoopedModel(PreTrainedModel, GenerationMixin):
     ) -> torch.Tensor:
         """Logits of a raw state: coda, norm, head; the raw readout omits the norm; Huginn's order also norms before the coda.
 
-        z: (B, T, D) -> (B, T, V), or (B, A, V) at answer_positions, (A,) shared by all rows or (B, A).
+        z: (B, T, Z) -> (B, T, V), or (B, A, V) at answer_positions, (A,) shared by all rows or (B, A). Of H/L states the high
+        one is read.
         """
+        z = z[..., : self.config.d_model]
         normed = self.config.readout == "normalised"
         if self.coda:
             context = context or self.context(z)
@@ -187,16 +221,17 @@ class LoopedModel(PreTrainedModel, GenerationMixin):
         context: Context | None = None,
         backprop: int | None = None,
     ) -> Iterator[torch.Tensor]:
-        """The raw states z_1 .. z_loops in order, each (B, T, D). Defaults: the trained loop count and boundary.
+        """The raw states z_1 .. z_loops in order, each (B, T, Z). Defaults: the trained loop count and boundary.
 
-        initial_state: (B, T, D) replaces init_state; state_seed picks the noise where the state starts from noise (None: the
-        configuration's own, which for "hash" takes no seed); state_rows: (B,) row numbers that enter that hash, 0 by default.
-        backprop: gradients flow through the last so many steps alone. Raises ValueError when loops is below 1 or initial_state
-        has another shape.
+        initial_state: (B, T, D) replaces the noise, zeros or input that a state starts from, of H/L states the low one;
+        state_seed picks that noise (None: the configuration's own, which for "hash" takes no seed); state_rows: (B,) row
+        numbers that enter that hash, 0 by default. backprop: gradients flow through the last so many steps alone. Raises
+        ValueError when loops is below 1 or above an unrolled core's own, or initial_state has another shape.
         """
         loops = self.config.loops if loops is None else loops
         if isinstance(loops, bool) or not isinstance(loops, int) or loops < 1:
             raise ValueError(f"loops is {loops!r}: it must be a whole number, at least 1")
+        self._require_layers(loops)
         boundary = Boundary(self.config.boundary) if boundary is None else boundary
         if not isinstance(boundary, Boundary):
             raise ValueError(f"boundary is {boundary!r}: it must be `never` or `every(k)` of lib.boundary")
@@ -208,7 +243,7 @@ class LoopedModel(PreTrainedModel, GenerationMixin):
         if initial_state is not None:
             if initial_state.shape != e.shape:
                 raise ValueError(f"initial_state is {tuple(initial_state.shape)}: it must be {tuple(e.shape)}, as the input")
-            z = initial_state
+            z = self._beside(e, initial_state)
         elif self.config.state_init == "noise":
             kind, D = self.config.state_noise, self.config.d_model
             z = self.init_state(e, noise.state_noise(context.positions, D, kind, state_seed, state_rows))
@@ -235,6 +270,7 @@ class LoopedModel(PreTrainedModel, GenerationMixin):
         segments: torch.Tensor | None = None,
         exit_threshold: float | None = None,
         backprop: int | None = None,
+        routes: Routes | None = None,
         cache: Cache | None = None,
         use_cache: bool = False,
         logits_to_keep: int = 0,
@@ -244,11 +280,11 @@ class LoopedModel(PreTrainedModel, GenerationMixin):
         input_ids: (B, T) or (B, T, F) -> logits (B, T, V) with next-token labels (B, T), or (B, A, V) with labels (B, A) read
         at answer_positions. Label -100 is ignored. exit_threshold below 1: each token is read at its own loop step, see
         `exits`. With a cache, input_ids are the tokens that are not in it yet. logits_to_keep: the last so many alone, 0 all.
-        For the rest see `trajectory` and `context`.
+        routes: records what routers choose, or forces it, see `experts`. For the rest see `trajectory` and `context`.
         """
         if cache is None and use_cache:
             cache = LoopedCache()
-        context = self.context(input_ids, attention_mask, segments, cache)
+        context = self.context(input_ids, attention_mask, segments, cache, routes)
         states = self.trajectory(input_ids, loops, boundary, initial_state, state_seed, state_rows, context, backprop)
         threshold = self.config.exit_threshold if exit_threshold is None else exit_threshold
         if threshold < 1:

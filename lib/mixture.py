@@ -4,19 +4,25 @@ The tasks' vocabularies stand one after the other. A batch holds one task; the t
 Shapes: N instances, B rows, T tokens, F fields, A answers.
 """
 
+import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from lib import tasks
+from lib.task_arithmetic import Arithmetic
+from lib.task_constrained import Constrained
+from lib.task_knowledge import Knowledge
 from lib.tasks import IGNORE, Batch, Instances, Task
+
+AnyTask = Task | Arithmetic | Knowledge | Constrained
 
 
 @dataclass(frozen=True)
 class Mixture:
     """Tasks of different families, in the order of their ids and turns. Raises ValueError when it is empty or one repeats."""
 
-    tasks: tuple[Task, ...]
+    tasks: tuple[AnyTask, ...]
 
     def __post_init__(self):
         families = [task.family for task in self.tasks]
@@ -33,7 +39,7 @@ class Mixture:
         """Number of token ids."""
         return sum(task.vocab_size for task in self.tasks)
 
-    def task(self, family: str) -> Task:
+    def task(self, family: str) -> AnyTask:
         """The task of a family. Raises ValueError when the mixture has none."""
         found = [task for task in self.tasks if task.family == family]
         if not found:
@@ -50,9 +56,15 @@ class Mixture:
         return tuple(self.first_id(family) + token for token in self.task(family).alphabet)
 
     def evaluation_set(self, family: str, d_star: int, n: int, **which) -> Instances:
-        """`tasks.evaluation_set` of a family, in the mixture's ids."""
-        made, first = tasks.evaluation_set(self.task(family), d_star, n, **which), self.first_id(family)
-        return replace(made, ids=made.ids + first, answer=made.answer + first)
+        """The evaluation set of a family's task, in the mixture's ids; an answer of -1, none, stays."""
+        task, first = self.task(family), self.first_id(family)
+        make = functools.partial(tasks.evaluation_set, task) if isinstance(task, Task) else task.evaluation_set
+        return _shifted(make(d_star, n, **which), first)
+
+    def floor(self, family: str, instances: Instances) -> float:
+        """The no-skill accuracy of a family's instances, which are in the mixture's ids."""
+        task, own = self.task(family), _shifted(instances, -self.first_id(family))
+        return tasks.floor(task, own) if isinstance(task, Task) else task.floor(own)
 
 
 def training_batches(mixture: Mixture, batch_size: int, steps: range, seed: int) -> list[Batch]:
@@ -63,7 +75,14 @@ def training_batches(mixture: Mixture, batch_size: int, steps: range, seed: int)
         if own:
             rounds = range(own[0] // n, own[-1] // n + 1)
             first = mixture.first_id(task.family)
-            for step, batch in zip(own, tasks.training_batches(task, batch_size, rounds, seed), strict=True):
+            make = functools.partial(tasks.training_batches, task) if isinstance(task, Task) else task.training_batches
+            for step, batch in zip(own, make(batch_size, rounds, seed), strict=True):
                 labels = np.where(batch.labels == IGNORE, IGNORE, batch.labels + first)
                 found[step] = replace(batch, ids=batch.ids + first, labels=labels)
     return [found[step] for step in steps]
+
+
+def _shifted(instances: Instances, by: int) -> Instances:
+    """Instances in ids that begin elsewhere."""
+    answer = np.where(instances.answer < 0, instances.answer, instances.answer + by)
+    return replace(instances, ids=instances.ids + by, answer=answer)

@@ -13,7 +13,7 @@ TINY = 1e-9  # under the logarithm of a probability
 
 
 def last(model, ids: torch.Tensor, positions: torch.Tensor, labels: torch.Tensor, loops: int, **how) -> torch.Tensor:
-    """Mean cross entropy (nats) of the last step's readout. ids (B, T, F), positions (A,), labels (B, A)."""
+    """Mean cross entropy (nats) of the last step's readout. ids (B, T, F), positions (A,), labels (B, A); how: of `forward`."""
     logits = model(ids, loops=loops, answer_positions=positions, **how).logits
     return F.cross_entropy(logits.flatten(0, 1), labels.flatten())
 
@@ -23,7 +23,7 @@ def exit_weighted(
 ) -> torch.Tensor:
     """Ouro's: each step's cross entropy (nats) weighted by the probability of leaving there, less `entropy` times the entropy
     of those probabilities, at every answer. Shapes as in `last`. Raises ValueError when the model has no exit gate."""
-    context = model.context(ids)
+    context = model.context(ids, routes=how.pop("routes", None))
     states = list(model.trajectory(ids, loops, context=context, **how))
     losses, at = [], [z[:, positions] for z in states]
     for z in states:
@@ -36,8 +36,11 @@ def exit_weighted(
     return each[counted].mean()
 
 
-def loss(model, ids, positions, labels, loops: int, recipe, **how) -> torch.Tensor:
-    """The recipe's loss. `how`: what the trajectory takes beside the loop count."""
+def loss(model, ids, positions, labels, loops: int, recipe, routes=None, **how) -> torch.Tensor:
+    """The recipe's loss. `how`: what the trajectory takes beside the loop count. routes: an empty `experts.Routes` that records
+    what routers choose; their load-balancing loss is added at the recipe's weight."""
     if recipe.loss == "last":
-        return last(model, ids, positions, labels, loops, **how)
-    return exit_weighted(model, ids, positions, labels, loops, recipe.exit_entropy, **how)
+        found = last(model, ids, positions, labels, loops, routes=routes, **how)
+    else:
+        found = exit_weighted(model, ids, positions, labels, loops, recipe.exit_entropy, routes=routes, **how)
+    return found if routes is None else found + recipe.balance * routes.balance()

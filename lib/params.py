@@ -27,12 +27,25 @@ COUNT = Annotated[int, Field(ge=1)]
 FAMILIES = ("circuit", "hops")  # that a notebook of its own arms trains on
 ALL_FAMILIES = (*FAMILIES, "paragg")
 STYLES = ("ouro-1", "ouro-2", "huginn")  # those of `standins`
+ARMS = (  # those of `axes_arms`
+    *("full", "full_injected", "sandwich", "sandwich_injected", "noise", "shared_hl", "split_hl", "split_hl_x2"),
+    *("feedforward", "feedforward_injected", "feedforward_stored"),
+)
+ARMS_MOE = ("full_moe", "huginn_moe", "feedforward_moe")
 
 # what a value may be, by the name it has in every notebook; a name that is not here has only its type
 VALUES = {
     "scale": Literal[SCALES],
     "tasks": Annotated[list[Literal[ALL_FAMILIES]], Field(min_length=1)],
     "styles": Annotated[list[Literal[STYLES]], Field(min_length=1)],
+    "arms": Annotated[list[Literal[ARMS]], Field(min_length=1)],
+    "arms_moe": Annotated[list[Literal[ARMS_MOE]], Field(min_length=1)],
+    "lr_moe": list[POSITIVE],
+    "balance": ZERO_UP,
+    **dict.fromkeys(("prelude", "coda"), Annotated[int, Field(ge=0)]),
+    **dict.fromkeys(("recurrent", "updates", "h_cycles", "l_cycles", "arithmetic_depth"), COUNT),
+    **dict.fromkeys(("subjects", "relations", "objects", "letters", "length", "constraints"), COUNT),
+    **dict.fromkeys(("modulus", "n_experts", "experts_per_token", "d_expert"), COUNT),
     "dtype": Literal["bfloat16", "float16", "float32", "float64"],
     "shots": Annotated[int, Field(ge=0)],
     "backprop": Annotated[int, Field(ge=0)],
@@ -155,6 +168,8 @@ def _checked(name: str, given: dict, schema: dict[str, dict]) -> dict:
         raise ParamsError(f"{name}: {_sentence(error.errors()[0], given, schema)}.") from None
     if {"r0", "tasks"} <= values.keys():
         _possible(name, values)
+    if "arms" in values:
+        _axes(name, values)
     return values
 
 
@@ -206,6 +221,32 @@ def _stand_ins(name: str, values: dict) -> None:
             raise ValueError(f"warmup is {values['warmup']}: it must be below steps, {values['steps']}")
         if values["loops"] < values["r0"]:
             raise ValueError(f"loops is {values['loops']}: it must be at least r0, {values['r0']}")
+    except ValueError as error:
+        raise ParamsError(f"{name}: {error}.") from None
+
+
+def _axes(name: str, values: dict) -> None:
+    """Raises ParamsError when the values cannot make the axes paper's arms, their tasks and test sets."""
+    from lib import axes_arms, group_scores  # see _possible
+
+    try:
+        for key in ("arms", "arms_moe"):
+            if len(set(values.get(key, ()))) < len(values.get(key, ())):
+                raise ValueError(f"{key} is {values[key]}: each may stand once")
+            for arm in values.get(key, ()):
+                run = axes_arms.run_of(values, arm, 0)
+        if unpaired := [axes_arms.WITH_EXPERTS[arm] for arm in values.get("arms_moe", ())]:
+            if lacking := set(unpaired) - set(values["arms"]):
+                raise ValueError(
+                    f"arms is {values['arms']}: it must hold {lacking.pop()}, which an arm of arms_moe is held against"
+                )
+        for key in ("lr", "lr_moe"):
+            if key in values and len(values[key]) != len(values[key.replace("lr", "arms")]):
+                names = ", ".join(values[key.replace("lr", "arms")])
+                raise ValueError(f"{key} has {len(values[key])} rates: it must have one for each of {names}")
+        group_scores.sets(run.task, values["n_test"])
+        if values["warmup"] >= values["steps"]:
+            raise ValueError(f"warmup is {values['warmup']}: it must be below steps, {values['steps']}")
     except ValueError as error:
         raise ParamsError(f"{name}: {error}.") from None
 

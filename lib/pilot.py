@@ -6,13 +6,15 @@ table is kept in params/<notebook>/pilot_<scale>.csv, and the choice it led to i
 
 import pandas as pd
 
-from lib import experiment, pair_jobs, params, paths, standins
+from lib import axes_arms, experiment, group_scores, pair_jobs, params, paths, standins
 from lib.boundary import Boundary
 from lib.experiment import Job
+from lib.task_groups import GROUPS
 
 RATES = (2.0e-3, 4.0e-3, 8.0e-3)
 SEEDS = (1000, 1001)  # reported runs count from 0
 FIRST, STAND_INS = "4_3_scratch_training", "4_1_asymmetry"
+AXES = {"dense_axes": "arms", "moe_transfer": "arms_moe"}  # the arms that each trains; one seed, since there are many
 # what each notebook trains beyond section 4.3's models, whose pilot stands for them in the others
 OWN = {
     FIRST: lambda arm, readout, p: True,
@@ -42,14 +44,34 @@ def stand_ins(scale: str) -> pd.DataFrame:
     return frame
 
 
+def axes(scale: str, notebook: str) -> pd.DataFrame:
+    """Train every (arm, rate) of an axes notebook at the first pilot seed; returns and keeps its table: arm, lr, seed, the
+    accuracy at the end of training on each task, and `mean`, over groups."""
+    p, cells, jobs = params.load(notebook, scale), [], []
+    for arm in p[AXES[notebook]]:
+        for lr in RATES:
+            cells.append({"arm": arm, "lr": lr, "seed": SEEDS[0]})
+            jobs.append(group_scores.Job(axes_arms.run_of(p, arm, SEEDS[0], lr), p["n_test"], paths.runs()))
+    made = group_scores.make(jobs, p["workers"] or None, title="pilot")
+    scores = group_scores.collect(cells, made)
+    scores = scores[scores["share"] == 1.0].drop(columns="share")
+    frame = scores.pivot(index=list(cells[0]), columns="task", values="value")
+    frame["mean"] = sum(frame[list(tasks)].mean(axis=1) for tasks in GROUPS.values()) / len(GROUPS)
+    frame = frame.reindex(pd.MultiIndex.from_frame(pd.DataFrame(cells))).reset_index()
+    frame.to_csv(paths.params() / notebook / f"pilot_{scale}.csv", index=False, float_format="%.6g")
+    return frame
+
+
 def run(scale: str, notebook: str = FIRST) -> pd.DataFrame:
     """Train every (task, kind, rate, seed) of the grid; returns and keeps its table: task, arm, readout, lr, seed, accuracy_r0,
     accuracy_1. Raises ValueError for a notebook that trains no models of its own.
     """
+    if notebook in AXES:
+        return axes(scale, notebook)
     if notebook == STAND_INS:
         return stand_ins(scale)
     if notebook not in OWN:
-        raise ValueError(f"{notebook} has no pilot: it must be one of {', '.join((STAND_INS, *OWN))}.")
+        raise ValueError(f"{notebook} has no pilot: it must be one of {', '.join((STAND_INS, *OWN, *AXES))}.")
     p, cells, jobs = params.load(notebook, scale), [], []
     for task in p["tasks"]:
         for lr in RATES:

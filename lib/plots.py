@@ -380,3 +380,177 @@ def doses(
         ]
         panels.append(alt.layer(*layers).properties(width=230, height=190, title=f"{style}, {task}"))
     return _style(alt.concat(*panels, columns=columns or frame["task"].nunique()).properties(title=title))
+
+
+def _groups(frame: pd.DataFrame) -> tuple[list[str], alt.Color, alt.Shape]:
+    """The groups of tasks in order, and a colour and shape for each."""
+    names = list(dict.fromkeys(frame["group"]))
+    colour = alt.Color("group:N", scale=alt.Scale(domain=names, range=list(COLOURS[: len(names)])), title=None)
+    colour = colour.legend(symbolOpacity=1)
+    return names, colour, alt.Shape("group:N", scale=alt.Scale(domain=names, range=list(SHAPES[: len(names)])), title=None)
+
+
+def _ends(frame: pd.DataFrame, least: float = 0.05) -> list[float]:
+    """An axis that holds every value, interval and zero."""
+    return [min(-least, frame[["low", "value"]].min().min()), max(least, frame[["high", "value"]].max().max())]
+
+
+def effects(frame: pd.DataFrame, title: str = "", columns: int = 2) -> alt.TopLevelMixin:
+    """Differences between arms by group of tasks, a panel a comparison: value, 95 % interval, and the paper's direction beside.
+
+    frame: axis, label, group, value, low, high, competent (hollow where not), paper ("+", "-", "mixed" or "").
+    """
+    names, colour, shape = _groups(frame)
+    ends, y = _ends(frame), alt.Y("group:N", sort=names, title=None, axis=alt.Axis(labelLimit=180))
+    scale = alt.Scale(domain=[ends[0], ends[1] + 0.16 * (ends[1] - ends[0])], nice=False)
+    x = alt.X("value:Q", title="difference in accuracy", scale=scale)
+    panels = []
+    for i, ((axis, label), own) in enumerate(frame.groupby(["axis", "label"], sort=False)):
+        rows = y if i % columns == 0 else y.axis(alt.Axis(labels=False, ticks=False))
+        colours = {"y": rows, "color": colour.legend(None)}
+        spans = alt.Chart(own).mark_rule(strokeWidth=2).encode(x=alt.X("low:Q", scale=scale), x2="high:Q", **colours)
+        parts = {True: {"filled": True}, False: {"filled": False, "fill": "white"}}
+        dots = [
+            alt.Chart(own[own["competent"] == yes])
+            .mark_point(size=80, opacity=1, **how)
+            .encode(x=x, shape=shape.legend(None), **colours)
+            for yes, how in parts.items()
+        ]
+        zero = alt.Chart(pd.DataFrame({"value": [0.0]})).mark_rule(color="#444", strokeDash=[5, 4]).encode(x="value:Q")
+        said = alt.Chart(own.assign(at=scale.domain[1])).mark_text(align="right", fontSize=FONT, color="#333")
+        said = said.encode(x="at:Q", y=rows, text="paper:N")
+        named = alt.TitleParams(f"{axis}: {label}", subtitle="right: the paper")
+        panels.append(alt.layer(zero, spans, *dots, said).properties(width=330, height=28 * len(names) + 10, title=named))
+    return _style(alt.concat(*panels, columns=columns).properties(title=title))
+
+
+def gaps(frame: pd.DataFrame, title: str = "", columns: int = 3) -> alt.TopLevelMixin:
+    """Differences between arms against the share of training (log2), a panel a comparison, a line a group of tasks.
+
+    frame: axis, label, group, share, value, low, high.
+    """
+    _, colour, shape = _groups(frame)
+    shares, scale = sorted(frame["share"].unique()), alt.Scale(domain=_ends(frame), nice=False)
+    span = alt.Scale(type="log", base=2, domain=[0.85 * shares[0], 1.18 * shares[-1]], nice=False)
+    x = alt.X("share:Q", title="share of training steps", scale=span, axis=alt.Axis(values=shares, format=".0%"))
+    panels = []
+    for (axis, label), own in frame.groupby(["axis", "label"], sort=False):
+        base = alt.Chart(own).encode(x=x, color=colour)
+        named = alt.Y("value:Q", title="difference in accuracy", scale=scale)
+        layers = [
+            alt.Chart(pd.DataFrame({"value": [0.0]})).mark_rule(color="#444", strokeDash=[5, 4]).encode(y="value:Q"),
+            base.mark_area(opacity=0.12).encode(y=alt.Y("low:Q", scale=scale, title="difference in accuracy"), y2="high:Q"),
+            base.mark_line(strokeWidth=2).encode(y=named),
+            base.mark_point(size=55, filled=True, opacity=1).encode(y=named, shape=shape),
+        ]
+        panels.append(alt.layer(*layers).properties(width=235, height=190, title=alt.TitleParams(label, subtitle=axis)))
+    return _style(alt.concat(*panels, columns=columns).properties(title=title))
+
+
+def arms_by_task(frame: pd.DataFrame, floors: pd.DataFrame, title: str = "", columns: int = 3) -> alt.TopLevelMixin:
+    """Accuracy of every arm, a panel a task: seeds, mean, and the no-skill floor (dashed). frame: arm, seed, task, value;
+    floors: task, value."""
+    arms, panels = list(dict.fromkeys(frame["arm"])), []
+    floor = floors.set_index("task")["value"]
+    for i, (task, own) in enumerate(frame.groupby("task", sort=False)):
+        y = alt.Y("arm:N", sort=arms, title=None, axis=alt.Axis(labelLimit=180))
+        y = y if i % columns == 0 else y.axis(alt.Axis(labels=False, ticks=False))
+        x = alt.X("value:Q", title="accuracy", scale=alt.Scale(domain=[0, 1.02], nice=False))
+        seeds = alt.Chart(own).mark_point(size=35, opacity=0.6, color=COLOURS[0]).encode(x=x, y=y)
+        mean = own.groupby("arm", as_index=False, sort=False)["value"].mean()
+        ticks = alt.Chart(mean).mark_tick(thickness=3, size=18, color=COLOURS[1]).encode(x=x, y=y)
+        level = alt.Chart(pd.DataFrame({"value": [floor[task]]})).mark_rule(color="#444", strokeDash=[5, 4]).encode(x="value:Q")
+        panels.append((level + seeds + ticks).properties(width=215, height=24 * len(arms) + 10, title=task))
+    return _style(alt.concat(*panels, columns=columns).properties(title=title))
+
+
+def by_arm(frame: pd.DataFrame, x: str, title: str = "") -> alt.TopLevelMixin:
+    """A measure of every arm: seeds, mean and 95 % interval. frame: arm, seed, value; x: the measure's name and unit."""
+    y = alt.Y("arm:N", sort=list(dict.fromkeys(frame["arm"])), title=None, axis=alt.Axis(labelLimit=180))
+    scale = alt.Scale(zero=False, padding=15)
+    mean = alt.Chart(means(frame, ["arm"])).encode(y=y)
+    layers = [
+        alt.Chart(frame)
+        .mark_point(size=35, opacity=0.6, color=COLOURS[0])
+        .encode(x=alt.X("value:Q", title=x, scale=scale, axis=alt.Axis(tickCount=6)), y=y),
+        mean.mark_rule(strokeWidth=3, color=COLOURS[1]).encode(x=alt.X("low:Q", scale=scale), x2="high:Q"),
+        mean.mark_tick(thickness=3, size=18, color=COLOURS[1]).encode(x="value:Q"),
+    ]
+    return _style(alt.layer(*layers).properties(width=480, height=34 * frame["arm"].nunique() + 10, title=title))
+
+
+def routes(frame: pd.DataFrame, order: list[str], title: str = "") -> alt.TopLevelMixin:
+    """Accuracy by choice of experts, a panel an arm and group: seeds, mean and 95 % interval. frame: arm, group, route, seed,
+    value; order: of the routes."""
+    x = alt.X("route:N", sort=order, title="experts", axis=alt.Axis(labelAngle=0))
+    scale = alt.Scale(domain=[0, 1.02], nice=False)
+    colour = alt.Color("route:N", scale=alt.Scale(domain=order, range=list(COLOURS[: len(order)])), legend=None)
+    rows = []
+    for arm, of_arm in frame.groupby("arm", sort=False):
+        panels = []
+        for i, (group, own) in enumerate(of_arm.groupby("group", sort=False)):
+            y = alt.Y("value:Q", title="accuracy" if i == 0 else None, scale=scale)
+            mean = alt.Chart(means(own, ["route"])).encode(x=x, color=colour)
+            layers = [
+                alt.Chart(own).mark_point(size=35, opacity=0.5).encode(x=x, y=y, color=colour),
+                mean.mark_rule(strokeWidth=3).encode(y=alt.Y("low:Q", scale=scale), y2="high:Q"),
+                mean.mark_tick(thickness=3, size=20).encode(y="value:Q"),
+            ]
+            panels.append(alt.layer(*layers).properties(width=175, height=170, title=alt.TitleParams(group, subtitle=arm)))
+        rows.append(alt.hconcat(*panels))
+    return _style(alt.vconcat(*rows).properties(title=title))
+
+
+def balance(frame: pd.DataFrame, title: str = "") -> alt.TopLevelMixin:
+    """Load-balancing loss while training, a line an arm: median over seeds and their range; dashed at 1, uniform. frame: arm,
+    seed, step, value."""
+    some = frame.groupby(["arm", "step"], sort=False)["value"].agg(["median", "min", "max"]).reset_index()
+    colour, shape = _arms(_labelled(some))
+    base = alt.Chart(_labelled(some)).encode(x=alt.X("step:Q", title="training step"), color=colour)
+    named, scale = "balance loss, 1 = uniform", alt.Scale(zero=False)
+    layers = [
+        alt.Chart(pd.DataFrame({"value": [1.0]})).mark_rule(color="#444", strokeDash=[5, 4]).encode(y="value:Q"),
+        base.mark_area(opacity=0.2).encode(y=alt.Y("min:Q", title=named, scale=scale), y2="max:Q"),
+        base.mark_line(strokeWidth=2).encode(y=alt.Y("median:Q", title=named, scale=scale)),
+        base.mark_point(size=30, filled=True, opacity=1).encode(y=alt.Y("median:Q", title=named, scale=scale), shape=shape),
+    ]
+    return _style(alt.layer(*layers).properties(width=620, height=280, title=title))
+
+
+def loads(load: pd.DataFrame, overlap: pd.DataFrame, chance: float, title: str = "") -> alt.TopLevelMixin:
+    """Which experts each loop step uses, and how many of a token's experts two loop steps share, a row an arm.
+
+    load: arm, time, expert, share (of selections); overlap: arm, time, other, value; loop steps count from 0 in both and from 1
+    in the figure. chance: the overlap of independent choices.
+    """
+    load = load.assign(step=load["time"] + 1, expert=load["expert"] + 1)
+    pairs = overlap.assign(step=overlap["time"] + 1, later=overlap["other"] + 1)
+    shades = alt.Color("share:Q", title="share of selections", scale=alt.Scale(scheme="viridis", domainMin=0))
+    common = alt.Color("value:Q", title="experts in common", scale=alt.Scale(scheme="viridis", domain=[0, 1]))
+    rows = []
+    for arm, own in load.groupby("arm", sort=False):
+        used = (
+            alt.Chart(own)
+            .mark_rect()
+            .encode(
+                x=alt.X("expert:O", title="expert", axis=alt.Axis(labelAngle=0)),
+                y=alt.Y("step:O", title="loop step"),
+                color=shades.legend(alt.Legend(orient="right", gradientLength=90)),
+            )
+        )
+        shared = pairs[pairs["arm"] == arm]
+        cells = alt.Chart(shared).encode(
+            x=alt.X("step:O", title="loop step", axis=alt.Axis(labelAngle=0)), y=alt.Y("later:O", title="later loop step")
+        )
+        squares = cells.mark_rect().encode(color=common.legend(alt.Legend(orient="right", gradientLength=90)))
+        # dark squares take light numbers
+        light = alt.condition(alt.datum.value > 0.6, alt.value("black"), alt.value("white"))
+        numbers = cells.mark_text(fontSize=FONT).encode(text=alt.Text("value:Q", format=".2f"), color=light)
+        left = used.properties(width=300, height=110, title=alt.TitleParams("load", subtitle=arm))
+        named = alt.TitleParams("overlap", subtitle=f"{arm}; independent: {chance:.2f}")
+        rows.append(
+            alt.hconcat(left, (squares + numbers).properties(width=180, height=110, title=named)).resolve_scale(
+                color="independent"
+            )
+        )
+    return _style(alt.vconcat(*rows).properties(title=title))

@@ -12,7 +12,7 @@ from huggingface_hub import snapshot_download
 from huggingface_hub.errors import HFValidationError, LocalEntryNotFoundError
 from transformers import GenerationConfig, PreTrainedTokenizerFast
 
-from lib import checkpoint, families, family_axes, manifest, paths
+from lib import checkpoint, cost, families, family_axes, manifest, paths
 from lib.boundary import Boundary
 from lib.checkpoint_plan import DTYPES as DTYPE_NAMES
 from lib.checkpoint_plan import Plan
@@ -24,7 +24,7 @@ DTYPES = {name: getattr(torch, name) for name in DTYPE_NAMES}
 
 @dataclass(frozen=True)
 class Entry:
-    """One checkpoint of the catalogue: its hub id, and its plan or the sentence that says what is missing to load it."""
+    """One checkpoint of the catalogue: its hub id, and its plan, or the sentence that says why it cannot be loaded."""
 
     id: str
     plan: Plan | None
@@ -164,13 +164,26 @@ def inspect(source: str | Path, revision: str | None = None) -> list[str]:
     return [
         f"folder      {folder}",
         f"family      {plan.family}",
-        f"layers      {c.prelude} before the loop, {c.core} looped {c.loops} times, {c.coda} after it",
-        f"parameters  {n:,}",
+        f"layers      {_layers(c)}",
+        f"parameters  {n:,}" + (f", of which one token uses {cost.activated(c):,}" if c.n_experts else ""),
         f"memory      {memory(n, 2)} in bfloat16, {memory(n, 4)} in float32; it asks for {plan.dtype}",
         f"boundary    the norm acts at the loop boundary: {Boundary(c.boundary)}",
         f"stop        tokens {', '.join(map(str, plan.stop)) or 'none'}; padding {plan.pad}",
         f"values      {', '.join(f'{key}={getattr(c, key)}' for key in names)}",
     ]
+
+
+def _layers(c: LoopedConfig) -> str:
+    """The layers of a configuration in words."""
+    if c.unrolled:
+        said = f"{c.prelude}, then {c.loops} times {c.core} of their own, an unrolled loop, then {c.coda}"
+    else:
+        said = f"{c.prelude} before the loop, {c.core} looped {c.loops} times, {c.coda} after it"
+    if c.state != "single":
+        whose = "both states by all looped layers" if c.state == "shared" else "H by the first half of them, L by the second"
+        said += f"; H/L states, {c.h_cycles} times {c.l_cycles} L updates and one H update, {whose}"
+    said += f"; an update runs its layers {c.repeats} times" if c.repeats > 1 else ""
+    return said + (f"; in each {c.n_experts} experts, {c.experts_per_token} a token" if c.n_experts else "")
 
 
 def _verified(folder: Path, plan: Plan, cached: bool) -> None:
@@ -198,7 +211,7 @@ def memory(parameters: int, bytes_each: int) -> str:
 def table() -> list[str]:
     """Lines of what can be loaded: family, hub id, parameters, memory in bf16 and fp32, and where it is on this machine."""
     lines = [
-        f"{'checkpoint':<52} {'family':<10} {'loops':>5} {'parameters':>14} {'bfloat16':>9} {'float32':>9}  on this machine"
+        f"{'checkpoint':<52} {'family':<10} {'loops':>5} {'parameters':>14} {'bfloat16':>10} {'float32':>10}  on this machine"
     ]
     waiting = []
     for entry in catalogue():
@@ -208,8 +221,8 @@ def table() -> list[str]:
         plan, n = entry.plan, entry.plan.parameters
         where = present(entry.id)
         lines.append(
-            f"{entry.id:<52} {plan.family:<10} {plan.config.loops:>5} {n:>14,} {memory(n, 2):>9} {memory(n, 4):>9}  "
+            f"{entry.id:<52} {plan.family:<10} {plan.config.loops:>5} {n:>14,} {memory(n, 2):>10} {memory(n, 4):>10}  "
             f"{where if where else 'no'}"
         )
-    lines += ["", "Published too, and not built yet:", *waiting, ""]
-    return lines + [f"To get one: `{command('ByteDance/Ouro-1.4B')}`; of the axes paper's: `{command('IFM/NAME')}`."]
+    lines += ["", "Listed too, and not loadable:", *waiting] if waiting else []
+    return [*lines, "", f"To get one: `{command('ByteDance/Ouro-1.4B')}`; of the axes paper's: `{command('IFM/NAME')}`."]

@@ -43,11 +43,16 @@ def contrasts(claim_id: str, accuracy: pd.DataFrame, places: list[tuple[str, int
     Raises ValueError where an arm has no value at a place.
     """
     pairs = [[by_seed(accuracy, task=t, arm=arm, K=K) for arm in arms] for t, K in places]
+    return tested(claim_id, pairs, [{"task": t, "arm": " - ".join(arms), "K": K} for t, K in places])
+
+
+def tested(claim_id: str, pairs: list, keys: list[dict]) -> list[dict]:
+    """A cell per pair of arms, each by seed: first minus second, exact p raw and Holm over all pairs, delta."""
     raw = [stats.mann_whitney(*pair)[1] for pair in pairs]
     tests = [{"p_raw": p, "p_holm": q} for p, q in zip(raw, stats.holm(raw), strict=True)]
     return [
-        difference_cell(*pair, claim_id, task=t, arm=" - ".join(arms), K=K, delta=stats.cliffs_delta(*pair), **test)
-        for (t, K), pair, test in zip(places, pairs, tests, strict=True)
+        difference_cell(*pair, claim_id, **key, delta=stats.cliffs_delta(*pair), **test)
+        for pair, key, test in zip(pairs, keys, tests, strict=True)
     ]
 
 

@@ -29,6 +29,8 @@ NOTEBOOKS = (  # in the order they run
     "4_5_overshoot",
     "beyond_damping",
     "beyond_readout_axis",
+    "dense_axes",
+    "moe_transfer",
     "99_verdicts",
 )
 ALONE = ("audit",)  # run for one model at a time, by `python -m lib audit`

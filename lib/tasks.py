@@ -10,7 +10,7 @@ or w in paragg).
 
 import functools
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from itertools import product
 
@@ -27,7 +27,9 @@ __all__ = [
     "Batch",
     "Instances",
     "Task",
+    "batches_of",
     "evaluation_set",
+    "first_distinct",
     "floor",
     "floors",
     "instances",
@@ -90,6 +92,11 @@ class Task:
     def alphabet(self) -> tuple[int, ...]:
         """Token ids of the possible answers."""
         return tuple(range(len(token_groups(self)["answer"])))
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """The depths that evaluation sets have."""
+        return tuple(range(1, self.max_depth + 1))
 
     def n_tokens(self, d_star: int) -> int:
         """T of an evaluation sequence at depth d_star; raises ValueError outside 1..max_depth."""
@@ -217,18 +224,44 @@ def training_batches(task: Task, batch_size: int, steps: range, seed: int) -> li
     1..d, of all circuits) is of the test split.
     Raises ValueError for a batch size below 1, or a negative step or seed.
     """
+    make = functools.partial(_hops_training if task.family == "hops" else _circuit_training, task)
+    return batches_of(make, _parts(_TRAINING, task, task.max_depth), batch_size, steps, seed)
+
+
+def batches_of(
+    make: Callable[[np.ndarray], tuple[np.ndarray, ...]], stream: Iterable[int], batch_size: int, steps: range, seed: int
+) -> list[Batch]:
+    """The batches of these steps in the stream that integers name; each row is made from a key of its own.
+
+    make(keys (R,)) gives ids (R, T, F), answer_positions (A,), labels (R, A) and depths that broadcast to the labels.
+    Raises ValueError for a batch size below 1, or a negative step or seed.
+    """
     _require(batch_size >= 1, f"batch_size must be at least 1, not {batch_size}")
     _require(seed >= 0, f"seed must be at least 0, not {seed}")
     _require(min(steps, default=0) >= 0, f"steps must be at least 0, not {min(steps, default=0)}")
     if len(steps) == 0:
         return []
-    keys = _keys(_TRAINING, task, task.max_depth, [seed]) ^ np.asarray(steps, dtype=np.int64).astype(np.uint64)
+    keys = draws.stream_keys(stream, [seed]) ^ np.asarray(steps, dtype=np.int64).astype(np.uint64)
     keys = draws.mix(draws.mix(keys)[:, None] ^ np.arange(batch_size, dtype=np.uint64)).reshape(-1)
-    make = _hops_training if task.family == "hops" else _circuit_training
-    ids, positions, labels, depths = make(task, keys)
+    ids, positions, labels, depths = make(keys)
     depths = np.where(labels == IGNORE, 0, depths)
     rows = (slice(i, i + batch_size) for i in range(0, len(keys), batch_size))
     return [Batch(ids[r], positions, labels[r], depths[r]) for r in rows]
+
+
+def first_distinct(make: Callable[[np.ndarray], tuple[np.ndarray, draws.Arrays]], n: int, where: str) -> draws.Arrays:
+    """The first n draws that repeat none before them; make(numbers (M,)) gives identities (M,) and arrays (M, ...).
+
+    Raises ValueError, naming n and `where`, when about 16 n draws hold fewer.
+    """
+    asked = n + n // 4 + 4
+    while asked <= 20 * n + 400:
+        identity, made = make(np.arange(asked))
+        rows = np.sort(np.unique(identity, return_index=True)[1])[:n]
+        if len(rows) == n:
+            return {name: values[rows] for name, values in made.items()}
+        asked *= 2
+    raise ValueError(f"n must be lower than {n}: {where} has too few distinct instances")
 
 
 def _require(condition: bool, message: str) -> None:
@@ -256,8 +289,13 @@ def _siblings(task: Task, d_star: int) -> int:
 
 def _keys(stream: int, task: Task, d_star: int, numbers: Iterable[int]) -> np.ndarray:
     """A key for each of `numbers`, (len,) uint64, from the stream, family, depth and width."""
+    return draws.stream_keys(_parts(stream, task, d_star), numbers)
+
+
+def _parts(stream: int, task: Task, d_star: int) -> tuple[int, ...]:
+    """The integers that name a stream of the task."""
     inner = task.circuit_width if task.family == "paragg" else 0
-    return draws.stream_keys((stream, FAMILIES.index(task.family), d_star, task.width, inner), numbers)
+    return stream, FAMILIES.index(task.family), d_star, task.width, inner
 
 
 def _drawn_for_test(task: Task, d_star: int, groups: np.ndarray) -> np.ndarray:

@@ -14,11 +14,13 @@ from datetime import datetime
 from pathlib import Path
 
 import numpy as np
+import safetensors.torch
 import torch
 from transformers.utils import logging
 
 from lib import BEHAVIOUR, mixture, objectives, store
 from lib.config import LoopedConfig
+from lib.experts import Routes
 from lib.looped import LoopedModel, build
 from lib.mixture import Mixture
 from lib.tasks import Task, training_batches
@@ -45,6 +47,8 @@ class Recipe:
     fresh_state: bool = False  # a noise state drawn anew at every step; else the one of state seed 0
     loss: str = "last"  # exit_weighted: every loop step's, weighted by the exit gate (Ouro's)
     exit_entropy: float = 0.0  # weight of the exit distribution's entropy in that loss
+    balance: float = 0.0  # weight of the routers' load-balancing loss, where there are experts
+    snapshots: tuple[int, ...] = ()  # steps after which the weights are kept beside the last ones
 
     def __post_init__(self):
         for key in ("steps", "batch_size"):
@@ -55,8 +59,11 @@ class Recipe:
                 raise ValueError(f"{key} is {getattr(self, key)}: it must be a positive number")
         if self.warmup < 0 or self.weight_decay < 0:
             raise ValueError(f"warmup is {self.warmup} and weight_decay {self.weight_decay}: both must be 0 or more")
-        if self.backprop < 0 or self.exit_entropy < 0:
-            raise ValueError(f"backprop is {self.backprop} and exit_entropy {self.exit_entropy}: both must be 0 or more")
+        if self.backprop < 0 or self.exit_entropy < 0 or self.balance < 0:
+            own = f"backprop is {self.backprop}, exit_entropy {self.exit_entropy} and balance {self.balance}"
+            raise ValueError(f"{own}: all must be 0 or more")
+        if not all(0 < step < self.steps for step in self.snapshots):
+            raise ValueError(f"snapshots is {self.snapshots}: each must be a step above 0 and below steps, {self.steps}")
         for key, allowed in (("optimizer", OPTIMIZERS), ("loop_sampling", LOOP_SAMPLING), ("loss", objectives.LOSSES)):
             if getattr(self, key) not in allowed:
                 raise ValueError(f"{key} is {getattr(self, key)!r}: it must be one of {', '.join(allowed)}")
@@ -110,6 +117,15 @@ BEFORE = {
     "fresh_state": False,
     "loss": "last",
     "exit_entropy": 0.0,
+    "balance": 0.0,
+    "snapshots": (),
+    "unrolled": False,
+    "n_experts": 0,
+    "experts_per_token": 0,
+    "d_expert": 0,
+    "h_cycles": 0,
+    "l_cycles": 0,
+    "repeats": 1,
 }
 
 
@@ -119,9 +135,16 @@ def keyed(values: dict) -> dict:
 
 
 def make_run(task: Task | Mixture, recipe: Recipe, seed: int, device: str = "cpu", **model) -> Run:
-    """A run from keyword values of the model's configuration. Raises ValueError when the configuration is impossible."""
+    """A run from keyword values of the model's configuration. Raises ValueError when the configuration is impossible, alone or
+    with the recipe."""
     run = Run(task, tuple(sorted(model.items())), recipe, seed, device)
-    run.config()
+    config = run.config()
+    if recipe.optimizer == "muon" and config.feed_forward == "experts":
+        raise ValueError("optimizer is 'muon' with feed_forward 'experts': it must be adamw, since Muon takes no stacks")
+    if recipe.balance and config.feed_forward == "dense":
+        raise ValueError(f"balance is {recipe.balance} with feed_forward 'dense': it must be 0, since nothing is routed")
+    if recipe.loop_sampling != "fixed" and config.unrolled:
+        raise ValueError(f"loop_sampling is {recipe.loop_sampling!r} with an unrolled core: it must be fixed")
     return run
 
 
@@ -144,7 +167,7 @@ def loop_count(step: int, recipe: Recipe, r0: int, seed: int) -> int:
 def optimizers(model: LoopedModel, recipe: Recipe) -> list[torch.optim.Optimizer]:
     """The recipe's optimisers over all parameters, one for AdamW, Muon's first of two; decay touches only the blocks'
     matrices. Muon: torch's, on matrices (out, in)."""
-    blocks = [p for part in (model.prelude, model.core, model.coda) for p in part.parameters() if p.dim() == 2]
+    blocks = [p for part in (model.prelude, model.core, model.coda) for p in part.parameters() if p.dim() >= 2]
     chosen = {id(p) for p in blocks}
     rest = [p for p in model.parameters() if id(p) not in chosen]
     if recipe.optimizer == "muon":
@@ -156,18 +179,27 @@ def optimizers(model: LoopedModel, recipe: Recipe) -> list[torch.optim.Optimizer
     return [torch.optim.AdamW(groups, lr=recipe.lr, fused=True)]
 
 
-def update(model: LoopedModel, opts: list, batch, recipe: Recipe, loops: int, factor: float, step: int = 0) -> float:
+def update(
+    model: LoopedModel,
+    opts: list,
+    batch,
+    recipe: Recipe,
+    loops: int,
+    factor: float,
+    step: int = 0,
+    routes: Routes | None = None,
+) -> float:
     """One optimiser step on one batch at `factor` of the peak rate; returns the loss at the answers, in nats.
 
     batch.ids (B, T, F), batch.labels (B, A) at batch.answer_positions (A,). A loss that is not finite changes nothing. step
-    numbers the draw of a fresh noise state.
+    numbers the draw of a fresh noise state. routes: empty, filled with what routers chose.
     """
     device = model.device
     ids = torch.as_tensor(batch.ids, device=device)
     positions, labels = (torch.as_tensor(v, device=device) for v in (batch.answer_positions, batch.labels))
     how = {"state_seed": step + 1} if recipe.fresh_state else {}  # a reading takes seed 0
     how |= {"backprop": recipe.backprop} if recipe.backprop else {}
-    loss = objectives.loss(model, ids, positions, labels, loops, recipe, **how)
+    loss = objectives.loss(model, ids, positions, labels, loops, recipe, routes, **how)
     if not math.isfinite(value := loss.item()):
         return value
     for opt, peak in zip(opts, (recipe.lr, recipe.lr_other), strict=False):
@@ -182,7 +214,8 @@ def update(model: LoopedModel, opts: list, batch, recipe: Recipe, loops: int, fa
 
 
 def train(run: Run, folder: Path, report=None, checkpoint_seconds: float = 10.0) -> None:
-    """Train `run`, leaving model.safetensors, config.json, losses.npy, training.json and train.log in `folder`.
+    """Train `run`, leaving model.safetensors, config.json, losses.npy, training.json and train.log in `folder`; with experts
+    balance.npy, their load-balancing loss at every step; and the recipe's snapshots, snapshot_<step>.safetensors.
 
     A checkpoint there (left by a killed process) is resumed; the result is bitwise that of an unbroken run on one machine
     with one thread. A loss that is not finite ends the run and marks it diverged. report(done, total) is called as it goes.
@@ -190,7 +223,8 @@ def train(run: Run, folder: Path, report=None, checkpoint_seconds: float = 10.0)
     recipe, config = run.recipe, run.config()
     model = build(config, run.seed).to(run.device)
     opts = optimizers(model, recipe)
-    losses = np.full(recipe.steps, np.nan, dtype=np.float32)
+    losses, balance = (np.full(recipe.steps, np.nan, dtype=np.float32) for _ in range(2))
+    routed = config.feed_forward == "experts"
     start, before, diverged, checkpoint = 0, 0.0, False, folder / "checkpoint.pt"
     if saved := read_checkpoint(checkpoint, run.device):
         model.load_state_dict(saved["model"])
@@ -198,6 +232,8 @@ def train(run: Run, folder: Path, report=None, checkpoint_seconds: float = 10.0)
             opt.load_state_dict(state)
         start = saved["step"]
         losses[:start], before = saved["losses"].cpu().numpy(), saved["seconds"]
+        if routed:
+            balance[:start] = saved["balance"].cpu().numpy()
         log(folder, f"resumed from step {start} of {recipe.steps}")
     else:
         log(folder, f"started: {recipe.steps} steps")
@@ -211,10 +247,16 @@ def train(run: Run, folder: Path, report=None, checkpoint_seconds: float = 10.0)
             make = mixture.training_batches if isinstance(run.task, Mixture) else training_batches
             batches = make(run.task, recipe.batch_size, ahead, run.seed)[::-1]
         loops = loop_count(step, recipe, config.loops, run.seed)
-        losses[step] = update(model, opts, batches.pop(), recipe, loops, learning_rate(step, recipe), step)
+        routes = Routes() if routed else None
+        losses[step] = update(model, opts, batches.pop(), recipe, loops, learning_rate(step, recipe), step, routes)
+        if routed:
+            balance[step] = routes.balance().item()
         if diverged := not math.isfinite(losses[step]):
             log(folder, f"diverged: the loss at step {step} is {losses[step]}")
             break
+        if step + 1 in recipe.snapshots:
+            weights = {name: tensor.clone() for name, tensor in model.state_dict().items()}  # tied ones may share no memory
+            store.write_atomic(snapshot(folder, step + 1), safetensors.torch.save(weights))
         if time.monotonic() - saved_at > checkpoint_seconds:
             state = {
                 "model": model.state_dict(),
@@ -225,6 +267,8 @@ def train(run: Run, folder: Path, report=None, checkpoint_seconds: float = 10.0)
                 "losses": torch.from_numpy(losses[: step + 1].copy()),
                 "seconds": before + time.monotonic() - started,
             }
+            if routed:
+                state["balance"] = torch.from_numpy(balance[: step + 1].copy())
             save_checkpoint(state, checkpoint)
             log(folder, f"checkpoint at step {step + 1}")
             saved_at = time.monotonic()
@@ -235,6 +279,8 @@ def train(run: Run, folder: Path, report=None, checkpoint_seconds: float = 10.0)
         log(folder, "diverged: the last step left weights that are not finite")
     model.save_pretrained(folder)
     np.save(folder / "losses.npy", losses)
+    if routed:
+        np.save(folder / "balance.npy", balance)
     finite = losses[np.isfinite(losses)].tolist()
     summary = {"diverged": diverged, "steps": len(finite), "seconds": before + time.monotonic() - started}
     summary |= {"first_loss": finite[0], "final_loss": sum(finite[-50:]) / len(finite[-50:])} if finite else {}
@@ -273,6 +319,22 @@ def trained(run: Run, root: Path, report=None, checkpoint_seconds: float = 10.0)
     return store.Store(root).make(store.key(spec), spec, lambda folder: train(run, folder, report, checkpoint_seconds))
 
 
-def load(run: Run, root: Path) -> LoopedModel:
-    """The run's trained model, ready to be read, from the store at `root`; trained now if it is not there yet."""
-    return LoopedModel.from_pretrained(trained(run, root)).eval().to(run.device)
+def load(run: Run, root: Path, step: int | None = None) -> LoopedModel:
+    """The run's trained model, ready to be read, from the store at `root`; trained now if it is not there yet.
+
+    step: one of the recipe's snapshots instead of the end. Raises ValueError for a step that has none.
+    """
+    folder = trained(run, root)
+    model = LoopedModel.from_pretrained(folder).eval()
+    if step is not None:
+        if step not in run.recipe.snapshots:
+            raise ValueError(f"step is {step}: it must be one of the recipe's snapshots, {run.recipe.snapshots}")
+        if not snapshot(folder, step).is_file():
+            raise ValueError(f"{snapshot(folder, step)} is missing: the run diverged before step {step}")
+        model.load_state_dict(safetensors.torch.load_file(snapshot(folder, step)))
+    return model.to(run.device)
+
+
+def snapshot(folder: Path, step: int) -> Path:
+    """The file of the weights that were kept after `step` steps."""
+    return folder / f"snapshot_{step}.safetensors"

@@ -33,8 +33,12 @@ def states(
     """Yield (u, z) of steps 1..max_loops: the step's input after any boundary norm, and the raw state it makes, (B, T, D).
 
     norms: the L2 norm that every token's u is set to, without turning it, one a step, from step `start` + 1 on; before that,
-    and without norms, this is `model.trajectory`.
+    and without norms, this is `model.trajectory`. Raises ValueError for H/L states, which have no one input and output.
     """
+    if model.config.state != "single":
+        raise ValueError(
+            f"state is {model.config.state!r}: it must be 'single', since a step of H/L states moves one by their sum"
+        )
     context = model.context(ids)
     e = model.embed(ids, context)
     z = model.init_state(e)

@@ -85,7 +85,36 @@ AXES = {
     "huginn_input_injection": "diagonal",
     "huginn_hierarchical_state": "none",
 }
+SHARED = AXES | {
+    "loop_times": 6,
+    "huginn_hierarchical_state": "shared_hl",
+    "huginn_hierarchical_h_cycles": 2,
+    "huginn_hierarchical_l_cycles": 2,
+}
+SPLIT = SHARED | {"num_layers": 6, "huginn_recurrent_layers": 4, "huginn_hierarchical_state": "split_hl"}
+EXPERTS = {
+    "num_experts": 5,
+    "num_activated_experts": 2,
+    "expert_inter_dim": 8,
+    "moe_router_score_func": "sigmoid",
+    "moe_router_scaling_factor": None,
+    "moe_router_bias": False,
+    "num_dense_layers": None,
+}
 RAW = AXES | {"arch": "transformer", "loop_input_injection": "diagonal", "loop_start_layer": 0, "loop_end_layers": None}
+# a feed-forward model that writes the first layer's output into three later ones
+WRITTEN = (
+    RAW
+    | EXPERTS
+    | {
+        "num_layers": 8,
+        "loop_times": 1,
+        "loop_input_injection": "none",
+        "dense_prelude_input_injection": "diagonal",
+        "dense_prelude_input_layers": "1,3,5",
+        "dense_prelude_source_layer": 0,
+    }
+)
 
 
 def tokenizer(folder: Path) -> int:

@@ -16,6 +16,7 @@ from lib.looped import build
 from lib.tasks import Task, evaluation_set, training_batches
 from lib.training import Recipe, learning_rate, make_run, optimizers, update
 from lib.updates import accuracy_at_scale, moves
+from tests.models import EXPERTS
 
 FILE = Path(__file__).parent / "golden" / "behaviour.json"
 TASKS = {"circuit": Task("circuit", 4, 2), "hops": Task("hops", 6, 2), "paragg": Task("paragg", 2, 1)}
@@ -30,6 +31,17 @@ SHAPES = {
         "state_init": "noise",
         "boundary": 2,
     },
+    "split states": {
+        "core": 2,
+        "state": "split",
+        "h_cycles": 1,
+        "l_cycles": 2,
+        "repeats": 2,
+        "injection": "diagonal",
+        "state_init": "noise",
+        "boundary": 1,
+    },
+    "experts, unrolled": EXPERTS | {"core": 1, "coda": 1, "unrolled": True, "injection": "diagonal"},
 }
 
 

@@ -7,6 +7,8 @@ from lib.looped import LoopedModel, build
 
 ENVELOPES = {"full_stack": (0, 2, 0), "sandwich": (1, 2, 1)}
 
+EXPERTS = {"feed_forward": "experts", "n_experts": 5, "experts_per_token": 2, "d_expert": 8}
+
 # name -> configuration values beside the defaults: every value of every axis is in one of them
 VARIANTS = {
     "raw readout": {"readout": "raw"},
@@ -26,6 +28,28 @@ VARIANTS = {
         "state_noise": "truncated",
         "embedding_scale": 4.0,
         "tie_word_embeddings": True,
+    },
+    "shared states": {"state": "shared", "h_cycles": 2, "l_cycles": 1, "injection": "diagonal"},
+    "split states": {
+        "state": "split",
+        "h_cycles": 2,
+        "l_cycles": 1,
+        "repeats": 2,
+        "injection": "concat",
+        "state_init": "noise",
+    },
+    "unrolled": {"unrolled": True, "loops": 5},
+    "unrolled, injected": {"unrolled": True, "loops": 5, "injection": "diagonal", "block": "sandwich"},
+    "experts": EXPERTS,
+    "shared states, experts": {
+        "state": "shared",
+        "h_cycles": 2,
+        "l_cycles": 1,
+        "injection": "diagonal",
+        "feed_forward": "experts",
+        "n_experts": 4,
+        "experts_per_token": 3,
+        "d_expert": 5,
     },
 }
 

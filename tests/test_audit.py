@@ -31,7 +31,8 @@ from lib.looped import LoopedModel
 from lib.tasks import Task
 from lib.training import Recipe, make_run, trained
 from tests import checkpoints, test_prompts
-from tests.models import small, tokens
+from tests.fixtures import FOLDER
+from tests.models import EXPERTS, VARIANTS, small, tokens
 
 LOOPS = [1, 2, 4]
 DEFAULTS = params.load("audit", "smoke")
@@ -178,6 +179,26 @@ def test_any_other_model_reads_random_tokens(made, capsys, monkeypatch):
     same_facts(report, again(monkeypatch, made[1]["tokens"], n=12))
 
 
+@pytest.mark.parametrize("recipe, measured", [("dense_shared_hl", 2), ("moe_huginn", 1)])
+def test_published_states_and_experts_are_read(recipe, measured, made, monkeypatch):
+    folder = FOLDER / f"xllm-{recipe}-tiny" / "artifact"
+    subject = audit.subject(DEFAULTS | {"model": str(folder), "at_loops": LOOPS, "n": 8, "precision": "float32"})
+    assert subject.read_on == audit.TOKENS and subject.r0 == 8
+    read = audit_readings.measure(subject)
+    facts = audit_facts.facts(subject, read)
+    ids = np.random.default_rng(0).integers(128, size=(8, audit.LENGTH))
+    model = released.load(folder, "float32")
+    own, added = (predicted(model, ids, np.full(8, audit.LENGTH - 1), 8, k) for k in (0, 1))
+    assert facts["cost_r0"] == pytest.approx((own != added).mean(), abs=1e-5) and facts["equal_at_one_loop"]
+    c = model.config
+    assert facts["norms_at_boundary"] == 0 and facts["norms_in_layers"] == 2 * c.core
+    with torch.no_grad():
+        z = list(model.trajectory(torch.as_tensor(ids), 8))
+    assert z[-1].shape[-1] == measured * c.d_model
+    moved = ((z[7] - z[6])[:, -1].norm(dim=-1) / z[6][:, -1].norm(dim=-1)).mean()
+    assert facts["update_intact_last"] == pytest.approx(float(moved), rel=1e-4)
+
+
 def test_a_class_without_a_loader_is_instrumented_and_swept(made, capsys, monkeypatch):
     printed, report, folder = audited(made, capsys, "foreign", "--n", "4")
     whole(folder, printed, report)
@@ -233,6 +254,7 @@ def test_a_tokenizer_without_the_answers_and_too_many_instances_are_told(made, t
         ("task", ["--batch-size", "0"], "batch_size is 0: it must be at least 1"),
         ("task", ["--boundary", "-2"], "boundary is -2"),
         ("full", [], "of memory are free on cpu"),
+        ("unrolled", [], "is an unrolled model's, whose steps each have layers of their own: it must be a looped one's"),
     ],
 )
 def test_a_mistake_is_one_sentence_and_nothing_is_written(made, tmp_path, monkeypatch, capsys, model, words, said):
@@ -240,7 +262,13 @@ def test_a_mistake_is_one_sentence_and_nothing_is_written(made, tmp_path, monkey
         (tmp_path / kind).mkdir()
         (tmp_path / kind / "config.json").write_text(json.dumps({"model_type": kind}))
     (tmp_path / "albert" / "pytorch_model.bin").write_bytes(b"PK")
-    folders = {"llama": tmp_path / "llama", "pickled": tmp_path / "albert", "full": made[1]["task"]} | made[1]
+    small(unrolled=True, loops=3).save_pretrained(tmp_path / "unrolled")
+    folders = {
+        "unrolled": tmp_path / "unrolled",
+        "llama": tmp_path / "llama",
+        "pickled": tmp_path / "albert",
+        "full": made[1]["task"],
+    } | made[1]
     if model == "full":
         monkeypatch.setattr(cost, "free_memory", lambda device: 1000)
     monkeypatch.setenv("LOOPED_OUTPUTS", str(tmp_path / "outputs"))
@@ -355,24 +383,58 @@ def test_a_hand_computed_estimate():
     assert both.weights == found.weights and both.prefix == found.prefix and both.flop > 1.5 * found.flop
 
 
+def test_parameters_resident_active_and_applied_counted_by_hand():
+    shape = {
+        "vocab_size": 10,
+        "d_model": 4,
+        "n_heads": 2,
+        "d_ff": 8,
+        "prelude": 1,
+        "core": 2,
+        "coda": 1,
+        "injection": "diagonal",
+    }
+    outside, injection, attention = 2 * 10 * 4 + 4, 4 * 4 + 2 * 4, 4 * 12 + 4 * 4 + 2 * 4
+    dense, router, expert = attention + 3 * 4 * 8, 4 * 5, 3 * 4 * 3
+    routed = EXPERTS | {"d_expert": 3}
+    split = {"state": "split", "h_cycles": 2, "l_cycles": 1, "repeats": 3}
+    for values, stored, executed, whole, used in (
+        ({"loops": 3}, 4, 8, dense, dense),
+        ({"loops": 3, "unrolled": True}, 8, 8, dense, dense),
+        ({"loops": 4} | split, 4, 14, dense, dense),
+        ({"loops": 4} | split | routed, 4, 14, attention + router + 5 * expert, attention + router + 2 * expert),
+        ({"loops": 3, "unrolled": True} | routed, 8, 8, attention + router + 5 * expert, attention + router + 2 * expert),
+    ):
+        config = LoopedConfig(**shape | values)
+        assert (config.stored_layers, config.executed_layers) == (stored, executed)
+        assert cost.parameters(config) == outside + stored * whole + injection
+        assert cost.activated(config) == outside + stored * used + injection
+        assert cost.applied(config) == outside + executed * used + config.loops * injection
+    tied = LoopedConfig(**shape | {"loops": 3, "injection": "none", "tie_word_embeddings": True})
+    assert cost.applied(tied) == 10 * 4 + 4 + 8 * dense and cost.activated(tied) == 10 * 4 + 4 + 4 * dense
+
+
 @pytest.mark.parametrize(
     "envelope, values",
     [
         ("full_stack", {"boundary": 1, "block": "sandwich"}),
         ("sandwich", {"injection": "concat", "block": "sandwich_sum", "readout_order": "norm_coda_norm"}),
         ("sandwich", {"injection": "diagonal"}),
+        *(("sandwich", VARIANTS[name]) for name in ("shared states", "split states", "unrolled, injected", "experts")),
     ],
 )
 @pytest.mark.parametrize("shared", [0, 7])
 def test_the_estimate_is_what_torch_counts(envelope, values, shared):
     model, at = small(envelope=envelope, n_kv_heads=1, **values), torch.tensor([8])
-    prefix = None
+    if "n_experts" in values:
+        model = model.double()  # whose products of experts torch counts
+    prefix, each = None, model.embed_tokens.weight.element_size()
     # the one kernel whose products torch counts
     with FlopCounterMode(display=False) as counter, torch.no_grad(), sdpa_kernel(SDPBackend.MATH):
         if shared:
             prefix = prefix_of(model, tokens(1, shared)[0], 5)
         list(sweep(model, tokens(6, 9), at, 5, prefix=prefix))
-    found = cost.estimate(model.config, 6, 9, shared, 5, 1, 4, 6)
+    found = cost.estimate(model.config, 6, 9, shared, 5, 1, each, 6)
     assert found.flop == pytest.approx(counter.get_total_flops(), rel=0.1)
     assert found.weights == sum(p.nbytes for p in model.parameters())
     if shared:

@@ -9,9 +9,10 @@ from lib import fused
 from lib.boundary import every, never
 from lib.cache import LoopedCache
 from lib.config import AXES, LoopedConfig
+from lib.experts import Routes
 from lib.fused import Attend, NormLinear, SwiGLU
 from lib.layers import Block, Context
-from tests.models import small, tokens
+from tests.models import EXPERTS, VARIANTS, small, tokens
 
 RANDOM = torch.Generator().manual_seed(0)
 
@@ -45,9 +46,10 @@ def test_each_function_has_the_gradient_of_what_it_computes():
     st.integers(1, 9),
     st.integers(1, 4),
     st.sampled_from([(1, None), (2, None), (4, None), (2, 6)]),
+    st.sampled_from([{}, EXPERTS]),
 )
-def test_a_block_is_the_plain_block_in_outputs_and_all_gradients(kind, rope, T, B, heads):
-    layer, context = block_and_context(kind, T, heads[0], head_dim=heads[1], rope=rope)
+def test_a_block_is_the_plain_block_in_outputs_and_all_gradients(kind, rope, T, B, heads, experts):
+    layer, context = block_and_context(kind, T, heads[0], head_dim=heads[1], rope=rope, **experts)
     found = []
     for compute in (lambda x: layer.plain(x, context()), lambda x: fused.block(x, layer, context())):
         layer.zero_grad()
@@ -55,13 +57,17 @@ def test_a_block_is_the_plain_block_in_outputs_and_all_gradients(kind, rope, T, 
         y = compute(x)
         (y * torch.arange(y.numel(), dtype=y.dtype).cos().view(y.shape)).sum().backward()
         found.append([y, x.grad, *(p.grad.clone() for p in layer.parameters())])
+    assert fused.untouched(layer), "it is taken where nothing forbids it"
     for plain, quick in zip(*found, strict=True):
         torch.testing.assert_close(quick, plain, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("boundary", [never, every(1), every(2)])
-def test_a_model_reads_the_same_with_and_without(boundary, monkeypatch):
-    model, ids = small(envelope="sandwich").double(), tokens(4, 9)
+@pytest.mark.parametrize(
+    "name", [None, "shared states", "split states", "unrolled, injected", "experts", "shared states, experts"]
+)
+def test_a_model_reads_the_same_with_and_without(boundary, name, monkeypatch):
+    model, ids = small(envelope="sandwich", **VARIANTS.get(name, {})).double(), tokens(4, 9)
     quick = model(ids, loops=5, boundary=boundary).logits
     monkeypatch.setattr(fused, "suits", lambda *_: False)
     torch.testing.assert_close(quick, model(ids, loops=5, boundary=boundary).logits, rtol=1e-10, atol=1e-12)
@@ -82,13 +88,21 @@ def test_a_context_that_is_used_again_has_neither_old_weights_nor_weights_withou
 
 def test_hooks_and_replaced_modules_are_not_passed_over():
     model, ids = small().double(), tokens(2, 6)
-    layer, own = model.core[0], model(ids).logits
-    seen = []
+    looped, own = model, model(ids).logits
+    layer, seen = model.core[0], []
     for module in (layer.attention, layer.attention_norm, layer.attention.qkv, layer.feed_forward.gate_up):
         with_hook = module.register_forward_hook(lambda *_: seen.append(1))
         model(ids, loops=1)
         with_hook.remove()
     assert len(seen) == 4
+
+    model = small(**EXPERTS).double()
+    for name, module in model.core[0].named_modules():
+        seen = []
+        with_hook = module.register_forward_hook(lambda *_, s=seen: s.append(1))
+        model(ids, loops=3)
+        with_hook.remove()
+        assert len(seen) == 3, name
 
     class Adapted(torch.nn.Linear):
         def forward(self, x):
@@ -97,7 +111,18 @@ def test_hooks_and_replaced_modules_are_not_passed_over():
     adapted = Adapted(*reversed(layer.attention.qkv.weight.shape), bias=False, dtype=torch.float64)
     adapted.load_state_dict(layer.attention.qkv.state_dict())
     layer.attention.qkv = adapted
-    assert not torch.allclose(model(ids).logits, own)
+    assert not torch.allclose(looped(ids).logits, own)
+
+
+def test_an_expert_layer_takes_the_fused_attention_and_runs_its_feed_forward_as_it_is(monkeypatch):
+    model, ids, taken = small(core=1, **EXPERTS).double(), tokens(2, 6), []
+    layer, attend = model.core[0], fused.Attend.apply
+    monkeypatch.setattr(fused.Attend, "apply", lambda *a: taken.append(1) or attend(*a))
+    model(ids, loops=3, routes=(routes := Routes()))
+    assert len(taken) == 3 == len(routes.executions), "routers are recorded on this path too"
+    layer.feed_forward.register_forward_hook(lambda *_: None)
+    model(ids, loops=3)
+    assert len(taken) == 6, "a hook on what is called anyway costs nothing"
 
 
 def test_a_second_derivative_is_refused_not_wrong():

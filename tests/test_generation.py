@@ -1,5 +1,7 @@
 """Generation: with and without a cache, alone and in padded batches, through transformers' own `generate`."""
 
+import logging
+
 import pytest
 import torch
 from transformers import GenerationConfig
@@ -8,7 +10,9 @@ from lib import exits
 from lib.boundary import every, never
 from lib.cache import LoopedCache, slot
 from lib.config import LoopedConfig
-from tests.models import CASES, ENVELOPES, small, tokens
+from lib.layers import Attention
+from lib.looped import LoopedModel
+from tests.models import CASES, ENVELOPES, VARIANTS, small, tokens
 
 PAD = 0
 
@@ -38,8 +42,8 @@ def test_a_cache_changes_nothing(envelope, values, boundary):
         parts.append(out.logits)
         assert out.cache is cache
     torch.testing.assert_close(torch.cat(parts, dim=1), whole, atol=1e-10, rtol=0)
-    P, C, Q = ENVELOPES[envelope]
-    assert len(cache) == P + Q + 4 * C and {k.shape[2] for k, *_ in cache} == {8}
+    P, _, Q = ENVELOPES[envelope]
+    assert len(cache) == P + Q + 4 * model.config.step_layers and {k.shape[2] for k, *_ in cache} == {8}
 
 
 @pytest.mark.parametrize("envelope, values", CASES.values(), ids=CASES)
@@ -72,6 +76,32 @@ def test_generate_gives_the_same_tokens_cached_padded_and_by_hand(envelope, valu
             assert torch.equal(model.generate(row[None], use_cache=use_cache, **how)[0, -5:], expected)
         together = model.generate(ids, attention_mask=mask, use_cache=use_cache, **how)
         assert torch.equal(together[:, -5:], torch.stack(by_hand))
+
+
+@pytest.mark.parametrize("name", ["shared states", "split states", "unrolled, injected", "shared states, experts"])
+def test_a_cache_has_one_slot_for_every_layer_that_is_executed(name):
+    model, ids, cache, seen = small(envelope="sandwich", **VARIANTS[name]), tokens(2, 6), LoopedCache(), []
+    hooks = [m.register_forward_hook(lambda *_: seen.append(1)) for m in model.modules() if isinstance(m, Attention)]
+    model(ids, cache=cache)
+    assert len(cache) == len(seen) == model.config.executed_layers
+    assert all(layer.is_initialized and layer.keys.shape[2] == 6 for layer in cache.layers)
+    assert len({layer.keys.data_ptr() for layer in cache.layers}) == len(seen)
+    assert len(hooks) == model.config.stored_layers
+
+
+@pytest.mark.parametrize("name", ["split states", "unrolled", "experts"])
+def test_a_model_that_was_saved_generates_without_a_word(name, tmp_path):
+    said, handler = [], logging.Handler(logging.WARNING)
+    handler.emit = lambda record: said.append(record.getMessage())
+    logger = logging.getLogger("transformers")
+    logger.addHandler(handler)
+    try:
+        small(envelope="sandwich", **VARIANTS[name]).save_pretrained(tmp_path)
+        model = LoopedModel.from_pretrained(tmp_path).eval()
+        model.generate(tokens(2, 6), max_new_tokens=3, do_sample=False, eos_token_id=None, pad_token_id=PAD)
+    finally:
+        logger.removeHandler(handler)
+    assert not said
 
 
 def test_generate_passes_interventions_on():
@@ -145,6 +175,8 @@ def test_beams_and_several_sequences_use_the_cache_rightly():
 def test_slots_do_not_collide_and_are_ouros_without_prelude_and_coda():
     config = LoopedConfig(prelude=2, core=3, coda=2)
     parts = [("prelude", 2, 1), ("coda", 2, 1), ("core", 3, 5)]
+    split = LoopedConfig(prelude=1, core=4, coda=2, loops=4, state="split", h_cycles=2, l_cycles=1, repeats=3)
+    assert [slot(split, "core", i, t) for t in range(4) for i in range(6)] == list(range(3, 27))
     every_slot = [slot(config, part, i, t) for part, n, loops in parts for t in range(loops) for i in range(n)]
     assert sorted(every_slot) == list(range(2 + 2 + 3 * 5))
     assert slot(LoopedConfig(core=3), "core", 2, 4) == 4 * 3 + 2

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from lib import foreign, instruments
+from lib import at_hand, foreign, instruments
 from lib.boundary import every, never
 from lib.instruments import BOUNDARY, LAYER, OUTSIDE, UNUSED
 from tests.models import VARIANTS, small, tokens
@@ -36,6 +36,24 @@ def test_the_two_families_differ_as_the_paper_says():
     assert huginn.loc["norm"].acts == OUTSIDE and huginn.loc["norm"].calls == (2, 2)
     assert set(huginn.loc[huginn.index.str.startswith("core")].acts) == {LAYER}
     assert set(huginn.loc[huginn.index.str.startswith("prelude")].acts) == {OUTSIDE}
+
+
+@pytest.mark.parametrize("name", ["shared states", "split states", "experts", "shared states, experts"])
+@pytest.mark.parametrize("meta", [False, True])
+def test_states_and_experts_change_nothing_about_where_norms_act(name, meta):
+    model = small(envelope="sandwich", **VARIANTS[name])
+    if meta:
+        frame = at_hand.norms_of("a", "b", model.config).set_index("norm")
+        # H/L with l_cycles 1: of 2 steps one, of 5 steps two update the high state, by the first half where they split
+        calls, never_fires = {"shared": (2, 5), "split": (1 * 2, 2 * 2), "single": (2, 5)}[model.config.state], OUTSIDE
+        assert frame.loc["norm"].calls == (1, 1) and frame.loc["norm"].acts == never_fires
+    else:
+        frame = found(model, every(1), counts=(2, 5))
+        calls = {"shared": (2, 5), "split": (1 * 2, 2 * 2), "single": (2, 5)}[model.config.state]
+        assert frame.loc["norm"].calls == (2, 5) and frame.loc["norm"].acts == BOUNDARY
+    row = frame.loc["core.0.feed_forward_norm"]
+    assert row.calls == calls and row.acts == LAYER and row.within == "core.0"
+    assert frame.loc["prelude.0.attention_norm"].acts == frame.loc["coda.0.feed_forward_norm"].acts == OUTSIDE
 
 
 # class -> (norms at the boundary, how many inside looped layers, how many outside); read off each class's forward

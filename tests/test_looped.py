@@ -12,10 +12,11 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from lib.boundary import Boundary, every, never
 from lib.config import AXES, LoopedConfig
 from lib.evaluation import sweep
+from lib.experts import Routes
 from lib.looped import LoopedModel, at_positions, build
 from lib.noise import state_noise
 from tests import reference
-from tests.models import ENVELOPES, VARIANTS, small, tokens
+from tests.models import ENVELOPES, EXPERTS, VARIANTS, small, tokens
 
 BOUNDARIES = (never, every(1), every(2), every(3))
 
@@ -57,22 +58,35 @@ def test_other_axis_values_equal_the_reference(values, fields):
 
 
 @given(st.data())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_any_point_of_the_design_space_equals_the_reference(data):
     axes = {axis: data.draw(st.sampled_from(AXES[axis]), label=axis) for axis in AXES if axis != "readout_order"}
     axes |= {"n_kv_heads": data.draw(st.sampled_from([None, 1, 2, 4])), "head_dim": data.draw(st.sampled_from([None, 2, 6]))}
     axes |= {key: data.draw(st.booleans(), label=key) for key in ("qk_bias", "injection_bias", "shared_norm")}
+    axes |= {"repeats": data.draw(st.integers(1, 2), label="repeats")}
+    if axes["feed_forward"] == "experts":
+        n = data.draw(st.integers(1, 5), label="n_experts")
+        axes |= {"n_experts": n, "experts_per_token": data.draw(st.integers(1, n), label="experts_per_token"), "d_expert": 5}
+    if axes["state"] == "single":
+        axes |= {"unrolled": data.draw(st.booleans(), label="unrolled")}
+        loops = 3
+    else:
+        cycles = data.draw(st.sampled_from([(1, 1), (1, 2), (2, 1), (2, 2)]), label="h_cycles, l_cycles")
+        axes |= {"h_cycles": cycles[0], "l_cycles": cycles[1]}
+        loops = cycles[0] * (cycles[1] + 1)
     envelope = data.draw(st.sampled_from(sorted(ENVELOPES)))
-    model = small(envelope=envelope, **{"n_heads": 4} | axes).double()
+    model = small(envelope=envelope, **{"n_heads": 4, "loops": loops} | axes).double()
     ids, period = tokens(2, 6), data.draw(st.integers(0, 2))
     z0 = (
         torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(0)).double()
         if model.config.state_init == "noise"
         else None
     )
-    got = model(ids, loops=3, boundary=Boundary(period), initial_state=z0).logits[1].detach().numpy()
-    expected, _ = reference.forward(model, ids[1].numpy(), 3, period, z0=None if z0 is None else z0[1].numpy())
+    got = model(ids, boundary=Boundary(period), initial_state=z0).logits[1].detach().numpy()
+    expected, raw = reference.forward(model, ids[1].numpy(), loops, period, z0=None if z0 is None else z0[1].numpy())
     np.testing.assert_allclose(got, expected, atol=1e-9)
+    for ours, theirs in zip(model.trajectory(ids, None, Boundary(period), z0), raw, strict=True):
+        np.testing.assert_allclose(ours[1].detach().numpy(), theirs, atol=1e-9)
 
 
 def test_segments_see_only_themselves():
@@ -92,6 +106,116 @@ def test_a_tied_head_is_the_embedding(tmp_path):
     back = LoopedModel.from_pretrained(tmp_path).eval()
     assert back.lm_head.weight is back.embed_tokens.weight
     assert torch.equal(back(tokens()).logits, model(tokens()).logits)
+
+
+# --- H/L states, unrolled cores, experts ------------------------------------------------------------------------------------
+
+HL = {"state": "split", "h_cycles": 2, "l_cycles": 2, "loops": 6, "injection": "diagonal", "repeats": 2}
+
+
+@torch.no_grad()
+def test_split_states_take_turns_each_with_its_own_half():
+    model, ids = small(**HL).double(), tokens(2, 6)
+    e = high = model.embed(ids)
+    z0 = low = torch.randn(2, 6, 16, generator=torch.Generator().manual_seed(1)).double()
+    context = model.context(ids)
+
+    def update(z, layer):
+        x = model.injection(model.norm(z), e) if t and t % 2 == 0 else model.injection(z, e)
+        for _ in range(2):
+            x = layer(x, context)
+        return x
+
+    for t, state in enumerate(model.trajectory(ids, 7, every(2), z0)):
+        if t in (2, 5):
+            high = update(high + low, model.core[0])
+        else:
+            low = update(high + low, model.core[1])
+        torch.testing.assert_close(state, torch.cat((high, low), dim=-1), atol=1e-12, rtol=0)
+    torch.testing.assert_close(model.readout(state), model.lm_head(model.norm(high)), atol=1e-12, rtol=0)
+
+
+@torch.no_grad()
+def test_the_boundary_normalises_the_sum_of_the_states():
+    model, ids = small(**HL | {"state": "shared"}).double(), tokens(2, 6)
+    e, z = model.embed(ids), torch.randn(2, 6, 32, generator=torch.Generator().manual_seed(1)).double()
+    total = model.norm(z[..., :16] + z[..., 16:])
+    instead = torch.cat((total, torch.zeros_like(total)), dim=-1)
+    for t, part in ((1, slice(16, None)), (2, slice(0, 16))):
+        after = model.step(z, e, t, every(1))
+        torch.testing.assert_close(after[..., part], model.step(instead, e, t, never)[..., part], atol=1e-12, rtol=0)
+        other = slice(0, 16) if t == 1 else slice(16, None)
+        assert torch.equal(after[..., other], z[..., other]), "the other state stays as it is"
+
+
+def test_of_two_states_the_low_one_starts_and_the_high_one_is_read():
+    model, ids = small(envelope="sandwich", **HL | {"state_init": "noise"}).double(), tokens(2, 6)
+    e, z0 = model.embed(ids), torch.ones(2, 6, 16).double()
+    assert torch.equal(model.init_state(e, z0), torch.cat((e, z0 * model.config.state_std), dim=-1))
+    with pytest.raises(ValueError, match=r"initial_state is \(2, 6, 32\): it must be \(2, 6, 16\)"):
+        model(ids, initial_state=torch.ones(2, 6, 32).double())
+    a, b = (list(model.trajectory(ids, 6, initial_state=z))[-1] for z in (z0, 2 * z0))
+    assert not torch.equal(a, b)
+    assert torch.equal(model.readout(a), model.readout(torch.cat((a[..., :16], b[..., 16:]), dim=-1)))
+
+
+@pytest.mark.parametrize("values", [{}, {"injection": "diagonal", "boundary": 1}], ids=str)
+def test_an_unrolled_core_with_equal_layers_is_the_loop(values):
+    looped, model, ids = small(loops=3, **values), small(loops=3, unrolled=True, **values), tokens()
+    weights = looped.state_dict()
+    for name in model.state_dict():
+        if name.startswith("core."):
+            _, i, rest = name.split(".", 2)
+            weights[name] = looped.state_dict()[f"core.{int(i) % 2}.{rest}"]
+    model.load_state_dict(weights)
+    assert len(model.core) == 6
+    for K in (1, 2, 3):
+        assert torch.equal(model(ids, loops=K).logits, looped(ids, loops=K).logits)
+    with torch.no_grad():
+        model.core[4].attention.o.weight.mul_(2)  # of the third step alone
+    assert torch.equal(model(ids, loops=2).logits, looped(ids, loops=2).logits)
+    assert not torch.equal(model(ids).logits, looped(ids).logits)
+
+
+def test_more_loops_than_an_unrolled_core_has_are_refused():
+    model, ids, at = small(loops=3, unrolled=True), tokens(), torch.tensor([2])
+    calls = (
+        lambda: model(ids, loops=4),
+        lambda: next(model.trajectory(ids, 4)),
+        lambda: next(sweep(model, ids, at, 4)),
+        lambda: model.generate(ids, loops=4, max_new_tokens=1, pad_token_id=0),
+        lambda: model.step(model.embed(ids), model.embed(ids), 3, never),
+    )
+    for call in calls:
+        with pytest.raises(ValueError, match="loops is 4: it must be at most 3, the steps an unrolled core has layers for"):
+            call()
+
+
+def test_experts_start_at_the_spread_of_their_fan_in_and_depend_on_the_seed():
+    values = EXPERTS | {"n_experts": 8, "d_expert": 48, "d_model": 64}
+    one, again, other = (build(LoopedConfig(**values), seed).core[0].feed_forward for seed in (0, 0, 1))
+    assert torch.equal(one.down, again.down) and not torch.equal(one.down, other.down)
+    for stack, fan_in in ((one.gate, 64), (one.up, 64), (one.down, 48), (one.router.weight, 64)):
+        assert stack.std().item() == pytest.approx(fan_in**-0.5, rel=0.05)
+
+
+def test_a_tokens_experts_are_its_own_alone_in_a_batch_and_behind_padding():
+    model, ids, pad = (
+        small(envelope="sandwich", **VARIANTS["experts"]).double(),
+        tokens(3, 6),
+        torch.zeros(3, 2, dtype=torch.long),
+    )
+    together, alone, padded = Routes(), Routes(), Routes()
+    model(ids, routes=together)
+    model(ids[1:2], routes=alone)
+    mask = torch.cat([pad, torch.ones_like(ids)], dim=1)
+    model(torch.cat([pad, ids], dim=1), attention_mask=mask, routes=padded)
+    assert len(together.executions) == model.config.executed_layers
+    for a, b, c in zip(together.executions, alone.executions, padded.executions, strict=True):
+        own, shifted = a.ids.view(3, 6, 2), c.ids.view(3, 8, 2)[:, 2:]
+        assert torch.equal(own[1], b.ids) and torch.equal(own, shifted)
+        torch.testing.assert_close(a.weights.view(3, 6, 2), c.weights.view(3, 8, 2)[:, 2:], atol=1e-12, rtol=0)
+    assert len({tuple(row.tolist()) for e in together.executions for row in e.ids}) > 5, "tokens go to different experts"
 
 
 # --- the bitwise promises -----------------------------------------------------------------------------------------------
@@ -146,7 +270,10 @@ def test_initial_state_is_taken_as_given():
 
 
 @pytest.mark.parametrize(
-    "values", [{}, {"shared_norm": False, "block": "sandwich", "boundary": 2, "state_init": "noise"}], ids=str
+    "values",
+    [{}, {"shared_norm": False, "block": "sandwich", "boundary": 2, "state_init": "noise"}]
+    + [v for v in VARIANTS.values() if v.keys() & {"state", "unrolled", "feed_forward"}],
+    ids=str,
 )
 def test_the_round_trip_to_disk_is_bitwise(tmp_path, values):
     model = small(envelope="sandwich", **values)
@@ -233,6 +360,9 @@ def test_loss_is_next_token_or_aligned_at_answer_positions():
 # --- impossible requests ------------------------------------------------------------------------------------------------
 
 
+SHARED = {"state": "shared", "h_cycles": 2, "l_cycles": 3, "loops": 8}
+
+
 @pytest.mark.parametrize(
     "values, said",
     [
@@ -248,6 +378,23 @@ def test_loss_is_next_token_or_aligned_at_answer_positions():
         ({"exit_threshold": 0.0}, "exit_threshold"),
         ({"readout_order": "norm_coda_norm"}, "coda"),
         ({"norm_eps": 0.0}, "norm_eps"),
+        ({"feed_forward": "mixture"}, "feed_forward is 'mixture': it must be one of dense, experts"),
+        ({"n_experts": 4}, "n_experts is 4 with feed_forward 'dense': it must be 0"),
+        ({"experts_per_token": 2}, "experts_per_token is 2 with feed_forward 'dense': it must be 0"),
+        ({"d_expert": 8}, "d_expert is 8 with feed_forward 'dense': it must be 0"),
+        (EXPERTS | {"n_experts": 0}, "n_experts is 0 with feed_forward 'experts': it must be at least 1"),
+        (EXPERTS | {"experts_per_token": 0}, "experts_per_token is 0 with feed_forward 'experts': it must be at least 1"),
+        (EXPERTS | {"d_expert": 0}, "d_expert is 0 with feed_forward 'experts': it must be at least 1"),
+        (EXPERTS | {"n_experts": 4, "experts_per_token": 5}, "experts_per_token is 5: it must be at most n_experts, 4"),
+        ({"h_cycles": 2}, "h_cycles is 2 with state 'single': it must be 0"),
+        ({"l_cycles": 2}, "l_cycles is 2 with state 'single': it must be 0"),
+        (SHARED | {"h_cycles": 0}, "h_cycles is 0 with state 'shared': it must be at least 1"),
+        (SHARED | {"l_cycles": 0}, "l_cycles is 0 with state 'shared': it must be at least 1"),
+        (SHARED | {"loops": 6}, r"loops is 6: it must be h_cycles \* \(l_cycles \+ 1\), 8, since h_cycles is 2 and l_cycles 3"),
+        (SHARED | {"state": "split", "core": 3}, "core is 3 with state 'split': it must be even"),
+        (SHARED | {"exit_gate": True}, "exit_gate is true with state 'shared': it must be false"),
+        (SHARED | {"unrolled": True}, "unrolled is true with state 'shared': it must be false"),
+        ({"repeats": 0}, "repeats is 0: it must be at least 1"),
     ],
 )
 def test_an_impossible_configuration_is_one_sentence(values, said):

@@ -1,5 +1,8 @@
 """Several tasks in one vocabulary: the same data as each task alone, shifted, in turn."""
 
+import dataclasses
+import json
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,10 +10,26 @@ from hypothesis import strategies as st
 
 from lib import tasks
 from lib.mixture import Mixture, training_batches
+from lib.task_arithmetic import Arithmetic
+from lib.task_constrained import Constrained
+from lib.task_knowledge import Knowledge
 from lib.tasks import IGNORE, Task
 
 TASKS = (Task("circuit", 4, 2), Task("hops", 6, 2), Task("paragg", 2, 1, circuit_width=2))
 MIXTURE = Mixture(TASKS)
+NEW = (TASKS[1], Arithmetic(7, 2), Constrained(3, 3, 2), Knowledge(6, 2, 5, 3), TASKS[0])
+BOTH = Mixture(NEW)
+
+
+def batch_of(task, size, step, seed):
+    """A task's own batch."""
+    make = task.training_batches if task in NEW[1:4] else lambda *a: tasks.training_batches(task, *a)
+    return make(size, range(step, step + 1), seed)[0]
+
+
+def set_of(task, d, n):
+    """A task's own evaluation set."""
+    return task.evaluation_set(d, n) if task in NEW[1:4] else tasks.evaluation_set(task, d, n)
 
 
 def test_vocabularies_stand_one_after_the_other():
@@ -29,6 +48,7 @@ def test_an_evaluation_set_is_the_tasks_own_shifted(task):
         first = MIXTURE.first_id(task.family)
         assert (ours.ids == own.ids + first).all() and (ours.answer == own.answer + first).all()
         assert (ours.skeleton == own.skeleton).all() and (ours.answer_position == own.answer_position).all()
+        assert MIXTURE.floor(task.family, ours) == tasks.floor(task, own)
 
 
 @given(st.integers(0, 20), st.integers(1, 12), st.integers(0, 5))
@@ -42,6 +62,48 @@ def test_a_batch_depends_on_its_step_alone_and_tasks_take_turns(start, count, se
         own = tasks.training_batches(task, 4, range(step // 3, step // 3 + 1), seed)[0]
         assert (batch.ids == own.ids + first).all() and (batch.answer_positions == own.answer_positions).all()
         assert (batch.labels == np.where(own.labels == IGNORE, IGNORE, own.labels + first)).all()
+
+
+def test_depths_are_those_with_an_evaluation_set():
+    assert [task.depths for task in NEW] == [(1, 2), (2,), (2,), (1,), (1, 2)]
+
+
+@pytest.mark.parametrize("task", NEW, ids=lambda t: t.family)
+def test_every_kind_of_task_is_its_own_shifted(task):
+    first = BOTH.first_id(task.family)
+    assert [BOTH.vocabulary[t] for t in BOTH.alphabet(task.family)] == [
+        f"{task.family} {task.vocabulary[t]}" for t in task.alphabet
+    ]
+    for d in task.depths:
+        ours, own = BOTH.evaluation_set(task.family, d, 12), set_of(task, d, 12)
+        assert (ours.ids == own.ids + first).all() and (ours.key == own.key).all()
+        if task.family == "constrained":
+            assert (ours.answer == -1).all()  # none, whatever the ids
+        else:
+            assert (ours.answer == own.answer + first).all() and np.isin(ours.answer, BOTH.alphabet(task.family)).all()
+        floor = task.floor(own) if task in NEW[1:4] else tasks.floor(task, own)
+        assert BOTH.floor(task.family, ours) == floor > 0
+
+
+@given(st.integers(0, 20), st.integers(1, 12), st.integers(0, 5))
+@settings(max_examples=15, deadline=None)
+def test_every_kind_of_task_takes_its_turn(start, count, seed):
+    found = training_batches(BOTH, 4, range(start, start + count), seed)
+    assert len(found) == count
+    for step, batch in enumerate(found, start=start):
+        task = NEW[step % 5]
+        first, own = BOTH.first_id(task.family), batch_of(task, 4, step // 5, seed)
+        assert (batch.ids == own.ids + first).all() and (batch.answer_positions == own.answer_positions).all()
+        assert (batch.labels == np.where(own.labels == IGNORE, IGNORE, own.labels + first)).all()
+        assert (batch.d_star == own.d_star).all()
+
+
+def test_a_mixture_is_key_material_that_tells_its_tasks_apart():
+    plain = {"family": "hops", "width": 6, "max_depth": 2, "circuit_width": 4, "queries": 8}
+    assert dataclasses.asdict(Mixture(TASKS[1:2])) == {"tasks": (plain,)}  # as of the runs that there are
+    stated = json.loads(json.dumps(dataclasses.asdict(BOTH)))["tasks"]
+    assert [task["family"] for task in stated] == ["hops", "arithmetic", "constrained", "knowledge", "circuit"]
+    assert stated[1] == {"family": "arithmetic", "modulus": 7, "max_depth": 2}
 
 
 def test_mistakes_are_one_sentence():

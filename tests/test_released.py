@@ -12,10 +12,9 @@ import yaml
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
-from lib import checkpoint, cli, families, paths, released
+from lib import checkpoint, cli, cost, families, paths, released
 from lib.looped import LoopedModel
 from tests import checkpoints
-from tests.fixtures import FOLDER
 from tests.models import small, tokens
 
 LAYOUTS = {
@@ -42,6 +41,11 @@ LAYOUTS = {
     "axes, feed-forward": lambda folder: checkpoints.axes(
         folder, 1, checkpoints.RAW, loop_times=1, loop_input_injection="none"
     ),
+    "axes, shared states": lambda folder: checkpoints.axes(folder, base=checkpoints.SHARED),
+    "axes, split states twice": lambda folder: checkpoints.axes(folder, base=checkpoints.SPLIT, huginn_split_module_repeats=2),
+    "axes, experts": lambda folder: checkpoints.axes(folder, base=checkpoints.AXES | checkpoints.EXPERTS),
+    "axes, looped experts": lambda folder: checkpoints.axes(folder, base=checkpoints.RAW | checkpoints.EXPERTS),
+    "axes, unrolled experts": lambda folder: checkpoints.axes(folder, base=checkpoints.WRITTEN),
 }
 PROMPTS = ["Which gate is one?", "The state", "Follow the pointer from a to q, then from q to z. A looped model"]
 
@@ -83,11 +87,14 @@ def test_every_stored_number_arrives_where_its_part_is(make, tmp_path):
         stored |= load_file(file)
     filled = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
     for piece in plan.pieces:
-        rows = filled[piece.target][piece.row :][: piece.shape[0]] if len(piece.shape) <= 2 else filled[piece.target]
-        rows += 1
         values = stored[piece.source].float() + piece.add
-        got = model.get_parameter(piece.target)
-        got = got[piece.row : piece.row + piece.shape[0]] if len(piece.shape) <= 2 else got.view(piece.shape)
+        count, got = filled[piece.target], model.get_parameter(piece.target)
+        if len(piece.shape) != got.dim():  # Huginn's biases, and experts one after the other
+            assert piece.row == 0
+            count, got = count.view(piece.shape), got.view(piece.shape)
+        span = slice(piece.row, piece.row + piece.shape[0])
+        count[span] += 1
+        got = got[span]
         assert torch.equal(got, values), piece
     assert all((count == 1).all() for count in filled.values()), "every number is filled once"
     assert plan.parameters == model.num_parameters()
@@ -143,6 +150,29 @@ PUBLISHED = {
     "IFM/LoopedLM-P1-dense-huginn-500b": 1_499_030_016,
     "IFM/LoopedLM-P1-dense-ouro-raw-injection-336b": 1_499_030_016,
     "IFM/LoopedLM-P1-dense-middle-prelude-injection-336b": 1_499_030_016,
+    "IFM/LoopedLM-P1-dense-shared-hl-336b": 1_499_030_016,
+    "IFM/LoopedLM-P1-dense-split-hl-336b": 1_499_030_016,
+    "IFM/LoopedLM-P1-dense-split-hl-x2-336b": 1_499_030_016,
+    "IFM/LoopedLM-P1-moe-ouro-500b": 8_780_889_600,
+    "IFM/LoopedLM-P1-moe-middle-336b": 8_780_889_600,
+    "IFM/LoopedLM-P1-moe-middle-input-injection-500b": 8_783_251_968,
+    "IFM/LoopedLM-P1-moe-huginn-500b": 8_783_251_968,
+    "IFM/LoopedLM-P1-moe-shared-hl-336b": 8_783_251_968,
+    "IFM/LoopedLM-P1-moe-ff112-336b": 32_813_803_008,
+    "IFM/LoopedLM-P1-moe-ff112-prelude-injection-336b": 32_813_803_008 + 1536 * 1538,  # the injection's
+}
+# parameters that one token uses; layers and injections that it executes, of 112 at most
+ACTIVE = {
+    "dense-huginn-336b": (1_499_030_016, 112, 8),
+    "dense-split-hl-336b": (1_499_030_016, 64, 8),
+    "dense-split-hl-x2-336b": (1_499_030_016, 112, 8),
+    "dense-ouro-raw-injection-336b": (1_499_030_016, 112, 4),
+    "moe-ouro-500b": (1_563_803_136, 112, 0),
+    "moe-middle-500b": (1_563_803_136, 112, 0),
+    "moe-huginn-500b": (1_566_165_504, 112, 8),
+    "moe-shared-hl-500b": (1_566_165_504, 112, 8),
+    "moe-ff112-500b": (3_945_457_152, 112, 0),
+    "moe-ff112-prelude-injection-336b": (3_945_457_152 + 1536 * 1538, 112, 8),
 }
 
 
@@ -151,7 +181,33 @@ def test_parameters_on_the_meta_device_are_the_published_ones(id):
     plan = next(entry.plan for entry in released.catalogue() if entry.id == id)
     with torch.device("meta"):
         model = LoopedModel(plan.config)
-    assert model.num_parameters() == plan.parameters == PUBLISHED[id]
+    assert model.num_parameters() == plan.parameters == cost.parameters(plan.config) == PUBLISHED[id]
+
+
+@pytest.mark.parametrize("name", ACTIVE)
+def test_active_and_executed_are_the_published_ones(name):
+    c = next(entry.plan.config for entry in released.catalogue() if entry.id == f"IFM/LoopedLM-P1-{name}")
+    active, executed, writes = ACTIVE[name]
+    assert cost.activated(c) == active and c.executed_layers == executed
+    # outside the layers: embedding, head, the last norm
+    d, outside = 1536, 2 * 250_624 * 1536 + 1536
+    layer = 2 * d * d + 2 * d * 384 + 2 * d + (d * 25 + 2 * 3 * d * 2432 if c.n_experts else 3 * d * 4352)
+    assert cost.applied(c) == outside + executed * layer + writes * d * (d + 2)
+    assert writes == (c.loops if c.injection != "none" else 0)
+
+
+def test_the_published_recipes_are_the_points_of_the_design_space_they_should_be():
+    of = {entry.id.split("P1-")[-1]: entry.plan.config for entry in released.catalogue()}
+    c = of["moe-ff112-prelude-injection-336b"]
+    assert (c.prelude, c.core, c.loops, c.coda, c.stored_layers) == (8, 12, 8, 8, 112) and c.unrolled
+    assert (c.injection, c.injection_source, c.state_init) == ("diagonal", "prelude", "input")
+    c = of["dense-split-hl-x2-336b"]
+    assert (c.state, c.h_cycles, c.l_cycles, c.repeats, c.step_layers) == ("split", 2, 3, 2, 12)
+    assert [c.updates_low(t) for t in range(8)] == 2 * [True, True, True, False]
+    assert of["dense-split-hl-336b"].repeats == 1 and of["moe-shared-hl-500b"].state == "shared"
+    c = of["moe-ouro-336b"]
+    assert (c.prelude, c.core, c.coda, c.loops, c.injection, c.boundary) == (0, 28, 0, 4, "none", 0)
+    assert (c.feed_forward, c.n_experts, c.experts_per_token, c.d_expert) == ("experts", 25, 2, 2432)
 
 
 def test_tensor_counts_and_bytes_are_the_published_ones():
@@ -159,6 +215,10 @@ def test_tensor_counts_and_bytes_are_the_published_ones():
     assert len(plans["IFM/LoopedLM-P1-dense-d28-336b"].pieces) == 255
     assert len(plans["IFM/LoopedLM-P1-dense-d112-336b"].pieces) == 1011
     assert len(plans["IFM/LoopedLM-P1-dense-huginn-336b"].pieces) == 258
+    for name, count in (("shared-hl", 258), ("split-hl", 258), ("split-hl-x2", 258)):
+        assert len(plans[f"IFM/LoopedLM-P1-dense-{name}-336b"].pieces) == count
+    for name, count in (("ouro", 283), ("middle", 283), ("huginn", 286), ("shared-hl", 286), ("ff112", 1123)):
+        assert len(plans[f"IFM/LoopedLM-P1-moe-{name}-500b"].pieces) == count
     huginn = plans["tomg-group-umd/huginn-0125"]
     table = 4096 * 48 * 2
     stored = huginn.parameters + math.prod(huginn.pieces[0].shape) + table
@@ -170,10 +230,7 @@ def test_the_catalogue_has_every_released_checkpoint_once():
     assert len(ids) == len(set(ids)) == 30
     listed = yaml.safe_load((paths.params() / "models.yaml").read_text())
     assert ids == [id for group in listed.values() for id in group["checkpoints"]]
-    waiting = {entry.id.split("P1-")[1]: entry.missing for entry in released.catalogue() if entry.plan is None}
-    said = r"(num_experts|huginn_hierarchical_state) is .*since the axis (feed_forward|state) has no '\w+' yet$"
-    assert all(re.match(said, why) for why in waiting.values())
-    assert all(("moe" in id) or ("hl" in id) for id in waiting) and len(waiting) == 16
+    assert not {entry.id: entry.missing for entry in released.catalogue() if entry.plan is None}
 
 
 # --- everything that can be wrong -------------------------------------------------------------------------------------------
@@ -274,6 +331,7 @@ SHARDED = {
     "no index": (lambda f: (f / INDEX).write_text("]"), "is no JSON"),
 }
 MANIFEST = "artifact_manifest.json"
+ROUTED = {"num_experts": 4, "num_activated_experts": 2, "expert_inter_dim": 8}
 NATIVE = {
     "no manifest": (lambda f: (f / MANIFEST).unlink(), f"{MANIFEST} is missing"),
     "altered manifest": (lambda f: edit(f / MANIFEST, lambda c: c["source"].update(checkpoint_id="other")), "manifest_sha256"),
@@ -313,10 +371,62 @@ NATIVE = {
     ),
     "gate": (configured(apply_attn_gate=True), "model: apply_attn_gate is True: it must be False"),
     "layers do not add up": (configured(num_layers=9), "num_layers is 9: it must be 4"),
-    "experts": (configured(num_experts=25), "num_experts is 25: it must be 0, since the axis feed_forward has no 'experts'"),
-    "two states": (
-        configured(huginn_hierarchical_state="split_hl"),
-        "huginn_hierarchical_state is 'split_hl': .* since the axis state has no",
+    "experts without a number a token": (
+        configured(num_experts=25),
+        "num_activated_experts is None: it must be a whole number, at least 1",
+    ),
+    "experts without a width": (
+        configured(num_experts=25, num_activated_experts=2),
+        "expert_inter_dim is None: it must be a whole number, at least 1",
+    ),
+    "more experts a token than there are": (
+        configured(num_experts=4, num_activated_experts=5, expert_inter_dim=8),
+        "num_activated_experts is 5: it must be at most num_experts, 4",
+    ),
+    "a number of experts in words": (
+        configured(num_experts="25"),
+        "num_experts is '25': it must be a whole number, at least 0",
+    ),
+    "another router": (configured(**ROUTED, moe_router_score_func="softmax"), "score_func is 'softmax': it must be 'sigmoid'"),
+    "a scaled router": (configured(**ROUTED, moe_router_scaling_factor=2.5), "scaling_factor is 2.5: it must be None"),
+    "a biased router": (configured(**ROUTED, moe_router_bias=True), "moe_router_bias is True: it must be False"),
+    "first layers dense": (configured(**ROUTED, num_dense_layers=1), "num_dense_layers is 1: it must be None or 0"),
+    "shared experts": (configured(num_shared_experts=1), "num_shared_experts is 1: it must be 0"),
+    "an unknown state": (
+        configured(huginn_hierarchical_state="triple"),
+        "huginn_hierarchical_state is 'triple': it must be 'none' or 'shared_hl' or 'split_hl'",
+    ),
+    "cycles that do not match": (
+        configured(huginn_hierarchical_state="shared_hl", huginn_hierarchical_h_cycles=2, huginn_hierarchical_l_cycles=3),
+        "loop_times is 3: it must be 8, the updates of 2 H cycles of 3 L updates and one H update",
+    ),
+    "cycles left out": (configured(huginn_hierarchical_state="shared_hl"), "loop_times is 3: it must be 8"),
+    "no L cycles": (
+        configured(huginn_hierarchical_state="shared_hl", huginn_hierarchical_l_cycles=0),
+        "huginn_hierarchical_l_cycles is 0: it must be a whole number, at least 1",
+    ),
+    "an odd split": (
+        configured(
+            huginn_hierarchical_state="split_hl",
+            huginn_hierarchical_h_cycles=1,
+            huginn_hierarchical_l_cycles=2,
+            huginn_recurrent_layers=1,
+            huginn_coda_layers=2,
+        ),
+        "huginn_recurrent_layers is 1: it must be even, a half for each state",
+    ),
+    "no repeats": (
+        configured(
+            huginn_hierarchical_state="split_hl",
+            huginn_hierarchical_h_cycles=1,
+            huginn_hierarchical_l_cycles=2,
+            huginn_split_module_repeats=0,
+        ),
+        "huginn_split_module_repeats is 0: it must be a whole number, at least 1",
+    ),
+    "a write into a loop": (
+        configured(dense_prelude_input_injection="diagonal"),
+        "dense_prelude_input_injection is 'diagonal': it must be 'none'",
     ),
     "another injection": (
         configured(huginn_input_injection="concat"),
@@ -348,6 +458,25 @@ NATIVE = {
     ),
     "half a character": (lambda f: edit(f / MANIFEST, lambda c: c.update(note="\ud800")), "holds a value that has no place"),
 }
+SPACED = "it must be evenly spaced layers, the first behind dense_prelude_source_layer"
+UNROLLED = {
+    "unevenly spaced": (configured(dense_prelude_input_layers="1,3,6"), f"dense_prelude_input_layers is '1,3,6': {SPACED}"),
+    "in another order": (configured(dense_prelude_input_layers="3,1"), f"dense_prelude_input_layers is '3,1': {SPACED}"),
+    "beyond the last layer": (configured(dense_prelude_input_layers="1,4,7"), f"is '1,4,7': {SPACED}"),
+    "no place": (configured(dense_prelude_input_layers=""), "dense_prelude_input_layers is '': it must be layer numbers"),
+    "places in words": (configured(dense_prelude_input_layers="one"), "is 'one': it must be layer numbers with commas between"),
+    "places in a list": (
+        configured(dense_prelude_input_layers=[1, 3]),
+        r"dense_prelude_input_layers is \[1, 3\]: it must be a text",
+    ),
+    "another source": (configured(dense_prelude_source_layer=2), f"dense_prelude_input_layers is '1,3,5': {SPACED}"),
+    "another write": (configured(dense_prelude_input_injection="concat"), "is 'concat': it must be 'none' or 'diagonal'"),
+    "looped as well": (configured(loop_times=2), "dense_prelude_input_injection is 'diagonal': it must be 'none' in a model"),
+    "injected as well": (
+        configured(loop_input_injection="diagonal"),
+        "dense_prelude_input_injection is 'diagonal': it must be",
+    ),
+}
 HUGINNS = {
     "two heads": (
         lambda f: restore(f, lambda s: s["lm_head.weight"].view(-1)[:1].add_(1)),
@@ -371,6 +500,7 @@ WRONG = {
         ("Ouro", checkpoints.ouro, WHOLE),
         ("Ouro, sharded", lambda folder: checkpoints.ouro(folder, shards=2), SHARDED),
         ("axes", checkpoints.axes, NATIVE),
+        ("axes, unrolled", lambda folder: checkpoints.axes(folder, base=checkpoints.WRITTEN), UNROLLED),
         ("Huginn", checkpoints.huginn, HUGINNS),
     )
     for name, case in cases.items()
@@ -402,12 +532,6 @@ def test_each_thing_that_can_be_wrong_is_one_sentence(make, spoil, said, pristin
         assert cli.main(["models", str(folder)]) == 1
         told = capsys.readouterr()
         assert told.err.startswith("error: ") and len(told.err.strip().splitlines()) == 1 and not told.out
-
-
-@pytest.mark.parametrize("recipe, axis", [("dense_shared_hl", "axis state has no"), ("moe_huginn", "axis feed_forward has no")])
-def test_recipes_that_are_not_built_name_their_axis(recipe, axis):
-    with pytest.raises(ValueError, match=axis):
-        released.load(FOLDER / f"xllm-{recipe}-tiny" / "artifact")
 
 
 @pytest.fixture
@@ -473,14 +597,48 @@ def test_the_table_names_size_memory_and_what_is_missing(offline, capsys):
     assert cli.main(["models"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"ByteDance/Ouro-1.4B +Ouro +4 +1,434,652,673 +2.67 GiB +5.34 GiB +no", out)
-    assert re.search(r"moe-huginn-500b +num_experts is 25: it must be 0, since the axis feed_forward has no 'experts' yet", out)
+    assert re.search(r"moe-ff112-prelude-injection-336b +axes paper +8 32,816,165,376 +61.12 GiB +122.25 GiB +no", out)
+    assert "not loadable" not in out and "\n\n\n" not in out
     assert "`hf download ByteDance/Ouro-1.4B`" in out
+
+
+def test_an_entry_that_cannot_be_loaded_is_listed_with_its_reason(offline, monkeypatch, tmp_path):
+    text = (paths.params() / "models.yaml").read_text()
+    monkeypatch.setattr(paths, "params", lambda: tmp_path)
+    (tmp_path / "models.yaml").write_text(text.replace("huginn_split_module_repeats: 2", "huginn_split_module_repeats: 0"))
+    *_, blank, heading, reason, end, command = released.table()
+    assert (blank, heading, end) == ("", "Listed too, and not loadable:", "") and command.startswith("To get one: ")
+    assert re.fullmatch(r"IFM/LoopedLM-P1-dense-split-hl-x2-336b +huginn_split_module_repeats is 0: .* at least 1", reason)
 
 
 def test_inspection_says_what_a_checkpoint_is(tmp_path, capsys):
     assert cli.main(["models", str(checkpoints.huginn(tmp_path / "model"))]) == 0
     out = capsys.readouterr().out
     assert "2 before the loop, 4 looped 3 times, 2 after it" in out and "injection=concat" in out
+
+
+@pytest.mark.parametrize(
+    "base, values, said",
+    [
+        (checkpoints.SHARED, {}, "6 times, 1 after it; H/L states, 2 times 2 L updates and one H update, both states by all"),
+        (
+            checkpoints.SPLIT,
+            {"huginn_split_module_repeats": 2},
+            "4 looped 6 times, 1 after it; H/L states, 2 times 2 L updates and one H update, H by the first half of them, L by "
+            "the second; an update runs its layers 2 times\n",
+        ),
+        (checkpoints.AXES | checkpoints.EXPERTS, {}, "2 looped 3 times, 1 after it; in each 5 experts, 2 a token\n"),
+        (checkpoints.WRITTEN, {}, "1, then 3 times 2 of their own, an unrolled loop, then 1; in each 5 experts, 2 a token\n"),
+    ],
+)
+def test_inspection_says_what_states_experts_and_unrolled_cores_there_are(base, values, said, tmp_path, capsys):
+    folder = checkpoints.axes(tmp_path / "model", base=base, **values)
+    assert cli.main(["models", str(folder)]) == 0
+    out = capsys.readouterr().out
+    assert said in out
+    plan = released.plan_of(folder)
+    active = f"{plan.parameters:,}, of which one token uses {cost.activated(plan.config):,}\n"
+    assert (active in out) == ("experts" in said)
 
 
 def test_a_tokenizer_that_is_missing_or_anothers_is_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -9,8 +10,11 @@ from safetensors.torch import load_file
 from lib import exits, released
 from lib.boundary import every
 from lib.cache import LoopedCache, slot
+from lib.experts import Routes
 from lib.noise import hashed
+from tests import checkpoints, reference
 from tests.fixtures import FOLDER
+from tests.models import tokens
 
 CLOSE = {"atol": 5e-5, "rtol": 1e-4}  # the fixtures' own
 OURO, HUGINN = (load_file(FOLDER / name / "expected.safetensors") for name in ("ouro-tiny", "huginn-tiny"))
@@ -219,38 +223,170 @@ def test_huginn_in_bf16(huginn):
 # --- the axes paper -------------------------------------------------------------------------------------------------------
 
 BOS = 1
+TIGHT = {"atol": 1e-5, "rtol": 1e-5}
+STATES = {"atol": 3e-5, "rtol": 1e-5}  # the sums of states are larger; a float64 pass differs from the golden one by as much
+AXES = sorted(FOLDER.glob("xllm-*"))  # a folder that is added is read by its README.json and golden tensors
+COVERED = {
+    *("input_ids", "input_ids_segments", "embed_out", "prelude_output", "initial_state", "first_update_input"),
+    *("state_after_update", "logits", "logits_segments", "logits_reuse_update1_experts"),
+    *("aux_per_execution", "router_indices_per_execution", "router_weights_per_execution"),
+}
 
 
-@pytest.mark.parametrize("recipe", ["dense_huginn", "dense_ouro"])
-def test_axes_paper_recipes(recipe):
-    folder = FOLDER / f"xllm-{recipe}-tiny"
-    golden = load_file(folder / "golden.safetensors")
-    model = released.load(folder / "artifact", dtype=torch.float32)
-    tight = {"atol": 1e-5, "rtol": 1e-5}
-    ids = golden["input_ids"]
+@pytest.fixture(scope="module", params=AXES, ids=lambda folder: folder.name)
+def axes(request):
+    """(model, golden tensors, README.json, the initial state as `forward` takes it) of one recipe."""
+    golden = load_file(request.param / "golden.safetensors")
+    model = released.load(request.param / "artifact", dtype=torch.float32)
     given = {"initial_state": golden["initial_state"]} if "initial_state" in golden else {}
-    close(model.tokens(ids), golden["embed_out"], **tight)
-    close(model(ids, **given).logits, golden["logits"], **tight)
-    if given:
-        close(model.embed(ids), golden["prelude_output"], **tight)
-        for k, z in enumerate(model.trajectory(ids, 8, **given)):
-            close(z, golden["state_after_update"][k], **tight)
-        rows = torch.arange(len(ids))
-        close(model.init_state(model.embed(ids), _hash(model, ids, rows)), golden["initial_state"], **tight)
-        close(model(ids, state_rows=rows).logits, golden["logits"], atol=1e-3, rtol=0)
+    return model, golden, json.loads((request.param / "README.json").read_text()), given
+
+
+def updates(model, ids, given):
+    """What each update of the trained loop count made: of H/L states the one that it updated."""
+    c = model.config
+    for t, z in enumerate(model.trajectory(ids, **given)):
+        yield z[..., -c.d_model :] if c.updates_low(t) else z[..., : c.d_model]
+
+
+def test_the_recipes_are_there_and_every_golden_tensor_is_compared(axes):
+    assert {"xllm-dense_huginn-tiny", "xllm-dense_ouro-tiny", "xllm-dense_shared_hl-tiny", "xllm-moe_huginn-tiny"} <= {
+        folder.name for folder in AXES
+    }
+    _, golden, readme, _ = axes
+    assert set(golden) <= COVERED and set(golden) - {"input_ids"} - set(readme["tensors"]) <= {"input_ids_segments"}
+
+
+def test_axes_paper_states_and_logits(axes):
+    model, golden, _, given = axes
+    ids = golden["input_ids"]
+    close(model.tokens(ids), golden["embed_out"], **TIGHT)
+    close(model(ids, **given).logits, golden["logits"], **TIGHT)
+    if "prelude_output" in golden:
+        close(model.embed(ids), golden["prelude_output"], **TIGHT)
+    if "first_update_input" in golden:
+        start = golden["initial_state"] if given else golden.get("prelude_output", golden["embed_out"])
+        expected = start if model.config.state == "single" else start + golden["prelude_output"]
+        close(golden["first_update_input"], expected, **TIGHT)
+    if "state_after_update" in golden:
+        found = list(updates(model, ids, given))
+        assert len(found) == len(golden["state_after_update"]) == model.config.loops
+        for ours, theirs in zip(found, golden["state_after_update"], strict=True):
+            close(ours, theirs, **STATES)
+
+
+def test_axes_paper_initial_states(axes):
+    model, golden, _, given = axes
+    ids = golden["input_ids"]
+    if model.config.state_init != "noise":
+        close(model(ids).logits, golden["logits"], **TIGHT)
+        return
+    rows = torch.arange(len(ids))
+    D = model.config.d_model
+    start = model.init_state(model.embed(ids), hashed(torch.arange(ids.shape[1])[None], D, rows))
+    close(start[..., -D:], golden["initial_state"], **TIGHT)
+    close(model(ids, state_rows=rows).logits, golden["logits"], atol=1e-3, rtol=0)
+
+
+def test_axes_paper_segments(axes):
+    model, golden, _, given = axes
     documents = golden["input_ids_segments"]
     segments = (documents == BOS).cumsum(1)
-    close(model(documents, segments=segments, **given).logits, golden["logits_segments"], **tight)
+    close(model(documents, segments=segments, **given).logits, golden["logits_segments"], **TIGHT)
     assert not torch.allclose(model(documents, **given).logits, golden["logits_segments"], atol=1e-2), "segments matter"
-    order = json.loads((folder / "README.json").read_text())["physical_layer_execution_order"]
-    c = model.config
-    core = list(range(c.prelude, c.prelude + c.core)) * c.loops
-    last = c.prelude + c.core + c.coda
-    assert order == [*range(c.prelude), *core, *range(c.prelude + c.core, last)]
 
 
-def _hash(model, ids, rows):
-    return hashed(torch.arange(ids.shape[1])[None], model.config.d_model, rows)
+def test_axes_paper_execution_order(axes):
+    model, golden, readme, given = axes
+    order, hooks = [], []
+    for i, block in enumerate([*model.prelude, *model.core, *model.coda]):
+        hooks.append(block.register_forward_hook(lambda *_, i=i: order.append(i)))
+    try:
+        model(golden["input_ids"], **given)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert order == readme["physical_layer_execution_order"] and len(order) == model.config.executed_layers
+
+
+def test_axes_paper_routing(axes):
+    model, golden, readme, given = axes
+    if model.config.feed_forward == "dense":
+        assert "aux_per_execution" not in golden
+        return
+    ids, routes = golden["input_ids"], Routes()
+    close(model(ids, routes=routes, **given).logits, golden["logits"], **TIGHT)
+    chosen, weights = golden["router_indices_per_execution"], golden["router_weights_per_execution"]
+    assert len(routes.executions) == len(chosen) == model.config.executed_layers
+    for found, their_ids, their_weights in zip(routes.executions, chosen, weights, strict=True):
+        assert torch.equal(found.ids.view(their_ids.shape), their_ids.long())
+        close(found.weights.view(their_weights.shape), their_weights, atol=1e-6, rtol=0)
+    close(routes.balances(), golden["aux_per_execution"], atol=1e-6, rtol=0)
+    mean = golden["aux_per_execution"].double().mean().item()
+    assert routes.balance().item() == pytest.approx(mean, abs=1e-6)
+    assert readme.get("mean_aux_over_executions", mean) == pytest.approx(mean, abs=1e-6)
+    if "logits_reuse_update1_experts" in golden:
+        forced = model(ids, routes=Routes("first"), **given).logits
+        close(forced, golden["logits_reuse_update1_experts"], **TIGHT)
+        assert not torch.allclose(forced, golden["logits"], atol=1e-2), "the intervention matters"
+
+
+# recipe -> its tiny `model` section: every published topology
+RECIPES = {
+    "dense_ouro": (checkpoints.RAW, {"loop_input_injection": "none"}),
+    "dense_ouro_raw_injection": (checkpoints.RAW, {}),
+    "dense_middle": (checkpoints.AXES, {"huginn_input_injection": "none", "huginn_state_init": "input"}),
+    "dense_huginn": (checkpoints.AXES, {}),
+    "shared_hl": (checkpoints.SHARED, {}),
+    "split_hl": (checkpoints.SPLIT, {}),
+    "split_hl_x2": (checkpoints.SPLIT, {"huginn_split_module_repeats": 2}),
+    "moe_ff112": (checkpoints.RAW | checkpoints.EXPERTS, {"loop_times": 1, "loop_input_injection": "none"}),
+    "moe_ff112_prelude_injection": (checkpoints.WRITTEN, {}),
+    "moe_ouro": (checkpoints.RAW | checkpoints.EXPERTS, {"loop_input_injection": "none"}),
+    "moe_middle": (checkpoints.AXES | checkpoints.EXPERTS, {"huginn_input_injection": "none", "huginn_state_init": "input"}),
+    "moe_huginn": (checkpoints.AXES | checkpoints.EXPERTS, {}),
+    "moe_shared_hl": (checkpoints.SHARED | checkpoints.EXPERTS, {}),
+}
+
+
+@pytest.mark.parametrize("base, values", RECIPES.values(), ids=RECIPES)
+def test_every_published_topology_against_its_stored_tensors(base, values, tmp_path):
+    folder = checkpoints.axes(tmp_path / "model", base=base, **values)
+    stored = {}
+    for file in folder.glob("*.safetensors"):
+        stored |= load_file(file)
+    section = json.loads((folder / "config.json").read_text())["model"]
+    model = released.load(folder, dtype=torch.float64)
+    assert_transcribed(model, stored, section, tokens(2, 9, vocab=200))
+
+
+@pytest.mark.parametrize("folder", AXES, ids=lambda folder: folder.name)
+def test_the_transcription_agrees_with_the_golden_tensors(folder):
+    golden, stored = (load_file(folder / f"{name}.safetensors") for name in ("golden", "model"))
+    section = json.loads((folder / "config.json").read_text())["model"]
+    z0 = golden["initial_state"].double().numpy() if "initial_state" in golden else [None] * 2
+    for row in range(2):
+        logits, states = reference.published(stored, section, golden["input_ids"][row].numpy(), z0[row])
+        np.testing.assert_allclose(logits, golden["logits"][row], atol=1e-5)
+        updated = golden.get("state_after_update", [])
+        for ours, theirs in zip(states, updated, strict=True) if section["arch"] == "huginn" else ():
+            np.testing.assert_allclose(ours, theirs[row], **STATES)
+
+
+def assert_transcribed(model, stored, section, ids):
+    c, routes = model.config, Routes()
+    z0 = torch.randn(*ids.shape, c.d_model, generator=torch.Generator().manual_seed(0)).double()
+    given = {"initial_state": z0} if c.state_init == "noise" else {}
+    logits, found = model(ids, routes=routes, **given).logits, list(updates(model, ids, given))
+    for row in range(len(ids)):
+        record = []
+        expected, states = reference.published(stored, section, ids[row].numpy(), z0[row].numpy(), record)
+        np.testing.assert_allclose(logits[row], expected, atol=1e-9)
+        if not c.unrolled:
+            assert len(states) == len(found)
+            for ours, theirs in zip(found, states, strict=True):
+                np.testing.assert_allclose(ours[row], theirs, atol=1e-9)
+        assert [e.ids.view(*ids.shape, -1)[row].tolist() for e in routes.executions] == record
 
 
 def test_every_value_of_the_stored_fixture_arrives():
@@ -260,4 +396,18 @@ def test_every_value_of_the_stored_fixture_arrives():
     assert torch.equal(weights["prelude.1.attention_norm.weight"], 1 + stored["layers.1.attention.norm.weight"])
     assert torch.equal(weights["core.0.attention.qkv.weight"][32:40], stored["layers.2.attention.wk.weight"])
     assert torch.equal(weights["coda.1.feed_forward.gate_up.weight"][88:], stored["layers.7.nffn.fc3.weight"])
+    assert sum(w.numel() for w in weights.values()) == sum(w.numel() for w in stored.values())
+
+
+def test_every_expert_of_the_stored_fixture_arrives():
+    folder = FOLDER / "xllm-moe_huginn-tiny"
+    stored = load_file(folder / "model.safetensors")
+    weights = released.load(folder / "artifact", dtype=torch.float32).state_dict()
+    gate, up, down = (weights[f"core.1.feed_forward.{part}"] for part in ("gate", "up", "down"))
+    for e in (0, 7, 24):
+        assert torch.equal(gate[e], stored["layers.3.moe.experts.weight1"][e * 8 : (e + 1) * 8])
+        assert torch.equal(up[e], stored["layers.3.moe.experts.weight3"][e * 8 : (e + 1) * 8])
+        assert torch.equal(down[e], stored["layers.3.moe.experts.weight2"][e * 32 : (e + 1) * 32])
+    assert torch.equal(weights["core.1.feed_forward.router.weight"], stored["layers.3.moe.router.weight"])
+    assert torch.equal(weights["coda.0.feed_forward_norm.weight"], 1 + stored["layers.4.moe.norm.weight"])
     assert sum(w.numel() for w in weights.values()) == sum(w.numel() for w in stored.values())

@@ -73,6 +73,17 @@ def test_lengths_are_set_and_nothing_is_turned(length, start):
 
 
 @torch.no_grad()
+def test_states_that_take_turns_are_refused_and_an_unrolled_core_is_its_trajectory():
+    with pytest.raises(ValueError, match="state is 'shared': it must be 'single', since a step of H/L states moves one by"):
+        moves(model(state="shared", h_cycles=2, l_cycles=1), INSTANCES, 4, never)
+    m = model(unrolled=True, loops=4, injection="diagonal")
+    own = list(m.trajectory(IDS, 4, every(1)))
+    assert all(torch.equal(a, z) for a, (_, z) in zip(own, states(m, IDS, 4, every(1)), strict=True))
+    with pytest.raises(ValueError, match="loops is 5: it must be at most 4"):
+        moves(m, INSTANCES, 5, never)
+
+
+@torch.no_grad()
 def test_raw_length_before_a_boundary_norm_changes_nothing_but_what_epsilon_does():
     m = model()
     z = list(m.trajectory(IDS, 3, every(1)))[-1]

@@ -7,14 +7,14 @@ from unittest import mock
 import numpy as np
 import torch
 
-from lib import experiment, fused, looped, params, paths, refit, stats
+from lib import engine, experiment, fused, looped, params, paths, refit, stats
 from lib.boundary import every
 from lib.evaluation import sweep
 from lib.results import hardware
 from lib.store import write_atomic
 from lib.tasks import training_batches
 from lib.training import optimizers, update
-from tests.bench import loading
+from tests.bench import experts, loading
 
 
 def seconds(function) -> float:
@@ -136,6 +136,20 @@ def loading_rows() -> list[dict]:
     return rows
 
 
+def expert_rows() -> list[dict]:
+    """The mixture of experts against a loop over them and against its matrix products alone, on one thread and on all."""
+    grouped, loop, products = experts.contenders()
+    rows = []
+    for threads in sorted({1, engine.cores()}):
+        torch.set_num_threads(threads)
+        on = f", {threads} threads" if threads > 1 else ""
+        slower, share = paired(loop, grouped, 40), paired(grouped, products, 40)
+        rows.append(row(f"one expert after the other{on}", slower, "times", "the grouped experts", "at least 1.5"))
+        rows.append(row(f"the grouped experts{on}", share, "times", "their products at a large one's rate", "at most 2"))
+    torch.set_num_threads(1)
+    return rows
+
+
 def main() -> None:
     """Measure everything on one thread."""
     torch.set_num_threads(1)
@@ -143,6 +157,7 @@ def main() -> None:
     families = ("circuit", "hops")
     rows = [*(training_row(p, family) for family in families), *sweep_rows(p)]
     rows += [*(batch_row(p, family) for family in families), refit_row(), rank_test_row(), *loading_rows()]
+    rows += expert_rows()
     machine = hardware()
     units = "AVX-512" if torch.backends.cpu.get_cpu_capability() == "AVX512" else "without AVX-512"
     result = {"machine": f"{machine['processor']}, {machine['cores']} cores, {units}, one thread", "rows": rows}
