@@ -17,7 +17,7 @@ from lib.boundary import Boundary
 from lib.config import LoopedConfig
 from lib.cost import Cost
 from lib.looped import build
-from lib.mixture import Mixture
+from lib.mixture import Mixture, restored
 from lib.pairs import NEVER
 from lib.store import SPEC, Store, key
 from lib.tasks import FAMILIES, Task
@@ -160,19 +160,20 @@ def untrained() -> Path:
 
 
 def _own_tasks(folder: Path, config: LoopedConfig) -> tuple[Mixture, tuple[Task, ...]] | None:
-    """The tasks that a model of the run store was trained on, by its spec.json; None where that is none."""
+    """The mixture that a model of the run store was trained on, by its spec.json, and those of its tasks that an audit reads,
+    circuit, hops and paragg; None where that is none."""
     if not (folder / SPEC).is_file():
         return None
     stored = checkpoint.read_json(folder / SPEC).get("task")
     if not isinstance(stored, dict):
         return None
     try:
-        mixture = Mixture(tuple(Task(**task) for task in stored.get("tasks", [stored])))
+        mixture = restored(stored)
     except (TypeError, ValueError) as error:
         raise ValueError(f"{folder / SPEC}: its task cannot be made again ({error})") from error
     if mixture.vocab_size != config.vocab_size:
         raise ValueError(f"{folder}: spec.json means {mixture.vocab_size} tokens and config.json {config.vocab_size}")
-    return mixture, mixture.tasks
+    return mixture, tuple(task for task in mixture.tasks if isinstance(task, Task))
 
 
 def _text_tasks(p: dict, source: str) -> tuple[tuple[Task, ...], list[str]]:

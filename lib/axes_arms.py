@@ -57,10 +57,23 @@ def model_of(p: dict, arm: str) -> dict:
     if values.get("state_init") == "noise":
         values["state_std"] = p["d_model"] ** -0.5
     if values.get("state"):
-        values |= {"h_cycles": p["h_cycles"], "l_cycles": p["l_cycles"]}
+        values |= _cycles(p, arm)
     if arm in WITH_EXPERTS:
         values |= {"feed_forward": "experts"} | {key: p[key] for key in ("n_experts", "experts_per_token", "d_expert")}
     return values
+
+
+def _cycles(p: dict, arm: str) -> dict:
+    """The cycles of an arm with H/L states. Raises ValueError where they do not make `updates`, or halves are not equal."""
+    if lacking := sorted({"h_cycles", "l_cycles"} - p.keys()):
+        raise ValueError(f"arm is {arm!r}: it takes {' and '.join(lacking)}, which are no parameters of this notebook")
+    high, low = p["h_cycles"], p["l_cycles"]
+    if p["updates"] != (made := high * (low + 1)):
+        cycles = f"h_cycles is {high} and l_cycles {low}"
+        raise ValueError(f"updates is {p['updates']}: it must be h_cycles * (l_cycles + 1), {made}, since {cycles}")
+    if ARMS[arm][1]["state"] == "split" and p["recurrent"] % 2:
+        raise ValueError(f"recurrent is {p['recurrent']} with arm {arm!r}: it must be even, a half for each state")
+    return {"h_cycles": high, "l_cycles": low}
 
 
 def rate_of(p: dict, arm: str) -> float:

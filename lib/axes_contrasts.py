@@ -44,7 +44,7 @@ CONTRASTS = (
         _paper("", "", "mixed", "", "+"),
     ),
     Contrast("Q3 states", "noise - input", ("noise", "sandwich_injected"), _paper("mixed", "mixed", "mixed", "-", "")),
-    Contrast("Q3 states", "shared H/L - input", ("shared_hl", "sandwich_injected"), _paper("", "mixed", "", "", "mixed")),
+    Contrast("Q3 states", "shared H/L - input", ("shared_hl", "sandwich_injected"), _paper("", "-", "", "", "mixed")),
     Contrast("Q3 states", "split H/L - input", ("split_hl", "sandwich_injected"), _paper("", "", "", "", "")),
     Contrast("Q3 states", "split H/L x2 - input", ("split_hl_x2", "sandwich_injected"), _paper("", "", "", "", "")),
     Contrast("whole design", "Huginn - Ouro", ("noise", "full"), _paper("+", "+", "+", "+", "+")),

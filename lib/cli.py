@@ -80,7 +80,8 @@ def _parser() -> argparse.ArgumentParser:
 
     pilot = commands.add_parser("pilot", help="the pilot that fixed a scale's learning rates, with seeds never reported")
     pilot.add_argument("--scale", default="laptop", help=f"one of {', '.join(SCALES)}")
-    pilot.add_argument("--notebook", default="4_3_scratch_training", help="whose models")
+    own = "whose models: one that trains its own, such as 4_1_asymmetry, 4_4_refit, dense_axes or moe_transfer"
+    pilot.add_argument("--notebook", default="4_3_scratch_training", help=own)
     pilot.set_defaults(command=run_pilot)
     return parser
 

@@ -115,8 +115,9 @@ def table(model: LoopedModel, mixture: Mixture, n: int, route: str = "own") -> p
 def routing(model: LoopedModel, mixture: Mixture, n: int) -> dict[str, pd.DataFrame]:
     """What the routers chose on the test instances, mean over tasks and depths with equal weight: `ROUTING` -> a table.
 
-    load: time, expert, share; overlap: time, other, value; entropy: module, time, load_bits, token_bits; balance: module,
-    time, value. A module is a layer in the order of first execution, time how often it was executed before.
+    load: time, expert, share; overlap: module, time, other, value; entropy: module, time, load_bits, token_bits; balance:
+    module, time, value. A module is a layer in the order of first execution, time how often it was executed before. load and
+    overlap are of the looped layers, and empty where there are none.
     """
     found = {name: [] for name in ROUTING}
     for some in sets(mixture, n).values():
@@ -133,7 +134,7 @@ def routing(model: LoopedModel, mixture: Mixture, n: int) -> dict[str, pd.DataFr
 
     def mean(parts):
         frame = pd.concat(parts)
-        by = [c for c in frame.columns if c not in values and c != "module" or c == "module" and "time" in frame.columns]
+        by = [c for c in frame.columns if c not in values]
         return frame.groupby(by, as_index=False)[[c for c in frame.columns if c in values]].mean()
 
     return {name: mean(parts) for name, parts in found.items()}
@@ -214,7 +215,18 @@ def routing_of(cells: list[dict], made: list[dict], name: str) -> pd.DataFrame:
         if "routing" in folders and (file := folders["routing"] / f"{name}.csv").exists():
             frame = pd.read_csv(file)
             parts.append(frame.assign(**cell)[[*cell, *frame.columns]])
-    return pd.concat(parts, ignore_index=True)
+    return pd.concat([part for part in parts if len(part)] or parts, ignore_index=True)  # an empty one has no types
+
+
+def balance_ends(cells: list[dict], made: list[dict]) -> pd.DataFrame:
+    """The load-balancing loss of every model with experts at the end of training, on the test instances, mean over executions:
+    the cell's columns, value; NaN for a diverged one."""
+    rows = []
+    for cell, folders in zip(cells, made, strict=True):
+        if "routing" in folders:
+            file = folders["routing"] / "balance.csv"
+            rows.append(cell | {"value": pd.read_csv(file)["value"].mean() if file.exists() else np.nan})
+    return pd.DataFrame(rows)
 
 
 def balance_curves(cells: list[dict], made: list[dict], bins: int = 30) -> pd.DataFrame:

@@ -16,18 +16,23 @@ from lib.task_knowledge import Knowledge
 from lib.tasks import IGNORE, Batch, Instances, Task
 
 AnyTask = Task | Arithmetic | Knowledge | Constrained
+OF_FAMILY = {"arithmetic": Arithmetic, "knowledge": Knowledge, "constrained": Constrained}  # every other is a `Task`
 
 
 @dataclass(frozen=True)
 class Mixture:
-    """Tasks of different families, in the order of their ids and turns. Raises ValueError when it is empty or one repeats."""
+    """Tasks of different families in the order of their ids. turns: families in the order of batches, over and over, each at
+    least once; empty: every task once. Raises ValueError when there is no task, one repeats, or the turns are not of them."""
 
     tasks: tuple[AnyTask, ...]
+    turns: tuple[str, ...] = ()
 
     def __post_init__(self):
         families = [task.family for task in self.tasks]
         if not families or len(set(families)) < len(families):
             raise ValueError(f"tasks are {', '.join(families) or 'none'}: there must be one or more, each once")
+        if self.turns and set(self.turns) != set(families):
+            raise ValueError(f"turns are {', '.join(self.turns)}: they must hold each of {', '.join(families)} and no other")
 
     @property
     def vocabulary(self) -> tuple[str, ...]:
@@ -67,16 +72,31 @@ class Mixture:
         return tasks.floor(task, own) if isinstance(task, Task) else task.floor(own)
 
 
+def restored(stored: dict) -> Mixture:
+    """The mixture, or a single task as one, from its stored values, a run's key material. Raises ValueError or TypeError when
+    they make none."""
+    made = []
+    for values in stored.get("tasks", [stored]):
+        values = dict(values)
+        kind = OF_FAMILY.get(values.get("family"), Task)
+        if kind is not Task:
+            del values["family"]
+        made.append(kind(**values))
+    return Mixture(tuple(made), tuple(stored.get("turns", ())))
+
+
 def training_batches(mixture: Mixture, batch_size: int, steps: range, seed: int) -> list[Batch]:
-    """The batches of these steps: step i is batch i // n of task i mod n, n tasks, a function of its arguments and i alone."""
-    n, found = len(mixture.tasks), {}
-    for turn, task in enumerate(mixture.tasks):
-        own = [step for step in steps if step % n == turn]
+    """The batches of these steps: step i takes turn i mod n of n turns, and a task's batches come in their order, so that each
+    is a function of the arguments and i alone."""
+    order = mixture.turns or tuple(task.family for task in mixture.tasks)
+    n, found = len(order), {}
+    for task in mixture.tasks:
+        places = [turn for turn, family in enumerate(order) if family == task.family]
+        own = {step: step // n * len(places) + places.index(step % n) for step in steps if step % n in places}
         if own:
-            rounds = range(own[0] // n, own[-1] // n + 1)
-            first = mixture.first_id(task.family)
+            numbers, first = range(min(own.values()), max(own.values()) + 1), mixture.first_id(task.family)
             make = functools.partial(tasks.training_batches, task) if isinstance(task, Task) else task.training_batches
-            for step, batch in zip(own, make(batch_size, rounds, seed), strict=True):
+            for step, batch in zip(own, make(batch_size, numbers, seed), strict=True):
                 labels = np.where(batch.labels == IGNORE, IGNORE, batch.labels + first)
                 found[step] = replace(batch, ids=batch.ids + first, labels=labels)
     return [found[step] for step in steps]

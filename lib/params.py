@@ -43,7 +43,8 @@ VALUES = {
     "lr_moe": list[POSITIVE],
     "balance": ZERO_UP,
     **dict.fromkeys(("prelude", "coda"), Annotated[int, Field(ge=0)]),
-    **dict.fromkeys(("recurrent", "updates", "h_cycles", "l_cycles", "arithmetic_depth"), COUNT),
+    **dict.fromkeys(("recurrent", "updates", "h_cycles", "l_cycles"), COUNT),
+    "arithmetic_depth": Annotated[int, Field(ge=2)],
     **dict.fromkeys(("subjects", "relations", "objects", "letters", "length", "constraints"), COUNT),
     **dict.fromkeys(("modulus", "n_experts", "experts_per_token", "d_expert"), COUNT),
     "dtype": Literal["bfloat16", "float16", "float32", "float64"],
@@ -235,16 +236,13 @@ def _axes(name: str, values: dict) -> None:
                 raise ValueError(f"{key} is {values[key]}: each may stand once")
             for arm in values.get(key, ()):
                 run = axes_arms.run_of(values, arm, 0)
-        if unpaired := [axes_arms.WITH_EXPERTS[arm] for arm in values.get("arms_moe", ())]:
-            if lacking := set(unpaired) - set(values["arms"]):
-                raise ValueError(
-                    f"arms is {values['arms']}: it must hold {lacking.pop()}, which an arm of arms_moe is held against"
-                )
-        for key in ("lr", "lr_moe"):
-            if key in values and len(values[key]) != len(values[key.replace("lr", "arms")]):
-                names = ", ".join(values[key.replace("lr", "arms")])
-                raise ValueError(f"{key} has {len(values[key])} rates: it must have one for each of {names}")
-        group_scores.sets(run.task, values["n_test"])
+        for arm in values.get("arms_moe", ()):
+            if (base := axes_arms.WITH_EXPERTS[arm]) not in values["arms"]:
+                raise ValueError(f"arms is {values['arms']}: it must hold {base}, which {arm} of arms_moe is held against")
+        try:
+            group_scores.sets(run.task, values["n_test"])
+        except ValueError as error:
+            raise ValueError(f"n_test is {values['n_test']}: {error}") from None
         if values["warmup"] >= values["steps"]:
             raise ValueError(f"warmup is {values['warmup']}: it must be below steps, {values['steps']}")
     except ValueError as error:

@@ -12,6 +12,8 @@ GROUPS = {
     "knowledge": ("knowledge",),
     "constrained": ("constrained",),
 }
+# arithmetic comes twice: it is learned last, and its sequences are the shortest
+TURNS = ("hops", "circuit", "arithmetic", "knowledge", "constrained", "arithmetic")
 STANDS_FOR = {
     "context": "It stands for BBH-CoT and DROP: answers computed from what the prompt states. "
     "It has no language to read, no written chain of thought, and an answer of one token.",
@@ -33,5 +35,6 @@ def make(p: dict) -> Mixture:
             Arithmetic(p["modulus"], p["arithmetic_depth"]),
             Knowledge(p["subjects"], p["relations"], p["objects"]),
             Constrained(p["letters"], p["length"], p["constraints"]),
-        )
+        ),
+        TURNS,
     )

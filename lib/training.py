@@ -117,6 +117,7 @@ BEFORE = {
     "fresh_state": False,
     "loss": "last",
     "exit_entropy": 0.0,
+    "turns": (),
     "balance": 0.0,
     "snapshots": (),
     "unrolled": False,

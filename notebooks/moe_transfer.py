@@ -169,8 +169,8 @@ out.chart(plots.balance(curves), "balance")
 # At the end of training, on the test instances, mean over executions and tasks:
 
 # %%
-ends = group_scores.routing_of(cells, made, "balance").groupby(["arm", "seed"], sort=False, as_index=False)["value"].mean()
-out.chart(plots.by_arm(ends, "balance loss, 1 = uniform"), "balance_end")
+ends = group_scores.balance_ends(cells, made)
+out.chart(plots.by_arm(ends.dropna(), "balance loss, 1 = uniform"), "balance_end")
 
 # %% [markdown]
 # ## Which experts does each iteration use?

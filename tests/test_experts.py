@@ -182,6 +182,16 @@ def test_frozen_matrices_get_no_gradient_and_a_kept_graph_gives_the_same_twice()
     assert module.up.grad is None and module.down.grad is not None
 
 
+@pytest.mark.parametrize("frozen, times", [((), 9), (("up",), 8), (("gate", "down"), 7), (("gate", "up", "down"), 6)])
+def test_a_frozen_matrix_costs_no_product(frozen, times):
+    module, x = layer()
+    for name in frozen:
+        getattr(module, name).requires_grad_(False)
+    with mock.patch.object(experts, "grouped", wraps=experts.grouped) as product:
+        weighed(module(x)).backward()
+    assert product.call_count == times
+
+
 def test_training_starts_at_fan_in():
     torch.manual_seed(0)
     module = Experts(SimpleNamespace(d_model=64, d_expert=16, n_experts=10, experts_per_token=2))
@@ -244,6 +254,15 @@ def test_reuse_of_the_first_experts_is_what_a_loop_makes_of_it():
         torch.testing.assert_close(y, out)
         assert not torch.allclose(y, own)
     assert not torch.equal(routes.executions[1].weights, routes.executions[2].weights)  # its own scores at these experts
+
+
+def test_every_module_has_first_experts_of_its_own():
+    (one, x), (other, y) = layer(seed=1), layer(seed=2)
+    routes = Routes("first")
+    for module, state in ((one, x), (other, y), (one, -x), (other, -y)):
+        module(state, routes)
+    for module, state, e in ((one, x, routes.executions[2]), (other, y, routes.executions[3])):
+        assert torch.equal(e.ids.sort(-1).values, by_token(module, state)[1].sort(-1).values)
 
 
 def test_random_experts_are_distinct_uniform_and_drawn_by_seed_and_number_alone():

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -9,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from lib import tasks
-from lib.mixture import Mixture, training_batches
+from lib.mixture import Mixture, restored, training_batches
 from lib.task_arithmetic import Arithmetic
 from lib.task_constrained import Constrained
 from lib.task_knowledge import Knowledge
 from lib.tasks import IGNORE, Task
+from lib.training import keyed
 
 TASKS = (Task("circuit", 4, 2), Task("hops", 6, 2), Task("paragg", 2, 1, circuit_width=2))
 MIXTURE = Mixture(TASKS)
@@ -98,9 +100,26 @@ def test_every_kind_of_task_takes_its_turn(start, count, seed):
         assert (batch.d_star == own.d_star).all()
 
 
+@given(st.integers(0, 30), st.integers(1, 15), st.lists(st.sampled_from(BOTH.tasks), max_size=4), st.integers(0, 3))
+@settings(max_examples=20, deadline=None)
+def test_turns_name_the_task_of_every_batch_and_each_takes_its_own_in_order(start, count, more, seed):
+    order = [task.family for task in (*more, *BOTH.tasks)]
+    turned, met = Mixture(BOTH.tasks, tuple(order)), Counter()
+    found = dict(enumerate(training_batches(turned, 3, range(start, start + count), seed), start=start))
+    assert len(found) == count
+    for step in range(start + count):
+        family = order[step % len(order)]
+        if step in found:
+            own, first = batch_of(BOTH.task(family), 3, met[family], seed), BOTH.first_id(family)
+            assert (found[step].ids == own.ids + first).all()
+        met[family] += 1
+
+
 def test_a_mixture_is_key_material_that_tells_its_tasks_apart():
     plain = {"family": "hops", "width": 6, "max_depth": 2, "circuit_width": 4, "queries": 8}
-    assert dataclasses.asdict(Mixture(TASKS[1:2])) == {"tasks": (plain,)}  # as of the runs that there are
+    assert keyed(dataclasses.asdict(Mixture(TASKS[1:2]))) == {"tasks": (plain,)}  # as of the runs that there are
+    turned = Mixture(TASKS[1:2], (TASKS[1].family,))
+    assert keyed(dataclasses.asdict(turned)) != keyed(dataclasses.asdict(Mixture(TASKS[1:2])))
     stated = json.loads(json.dumps(dataclasses.asdict(BOTH)))["tasks"]
     assert [task["family"] for task in stated] == ["hops", "arithmetic", "constrained", "knowledge", "circuit"]
     assert stated[1] == {"family": "arithmetic", "modulus": 7, "max_depth": 2}
@@ -109,7 +128,20 @@ def test_a_mixture_is_key_material_that_tells_its_tasks_apart():
 def test_mistakes_are_one_sentence():
     with pytest.raises(ValueError, match="each once"):
         Mixture((TASKS[0], TASKS[0]))
+    with pytest.raises(ValueError, match="turns are hops: they must hold each of"):
+        Mixture(BOTH.tasks, ("hops",))
+    with pytest.raises(ValueError, match="turns are .*, paragg: they must hold each of .* and no other"):
+        Mixture(NEW[1:2], ("arithmetic", "paragg"))
     with pytest.raises(ValueError, match="none: there must be one or more"):
         Mixture(())
     with pytest.raises(ValueError, match="family is 'chess': it must be one of circuit, hops, paragg"):
         MIXTURE.alphabet("chess")
+
+
+@pytest.mark.parametrize("mixture", [BOTH, MIXTURE, Mixture(BOTH.tasks, (*(t.family for t in BOTH.tasks), "arithmetic"))])
+def test_a_mixture_is_made_again_from_its_key_material(mixture):
+    assert restored(json.loads(json.dumps(keyed(dataclasses.asdict(mixture))))) == mixture
+    alone = json.loads(json.dumps(keyed(dataclasses.asdict(mixture.tasks[0]))))
+    assert restored(alone) == Mixture(mixture.tasks[:1])
+    with pytest.raises((TypeError, ValueError)):
+        restored({"family": "arithmetic", "width": 3})

@@ -167,6 +167,8 @@ DIVERGING = {  # the others read models as 4.3 does
     "4_3_scratch_training": WILD | {"seeds": 1},
     "4_4_refit": WILD | {"refit_steps_head": [3, 30], "refit_steps_layer": [3], "refit_batches": 2},
     "beyond_damping": WILD | {"tasks": ["circuit"]},
+    "dense_axes": {"arms": ["full", "sandwich"], "lr": [1.0e30, 4.0e-3], "steps": 30},
+    "moe_transfer": {"lr_moe": [4.0e-3, 1.0e30, 4.0e-3], "steps": 30},
 }
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 import yaml
 
-from lib import experiment, params, paths, standins
+from lib import axes_arms, experiment, params, paths, standins, store, task_groups
 from lib.looped import LoopedModel
 
 FILES = sorted(paths.params().glob("*/*.yaml"))
@@ -71,6 +71,54 @@ def test_nothing_is_trained_twice(scale):
         )
 
 
+AXES = ("dense_axes", "moe_transfer")
+BOTH = [scale for scale in paths.SCALES if all((paths.params() / name / f"{scale}.yaml").exists() for name in AXES)]
+
+
+@pytest.mark.parametrize("scale", BOTH)
+def test_the_dense_counterparts_of_experts_are_those_of_the_dense_notebook(scale):
+    dense, moe = (params.load(name, scale) for name in AXES)
+    assert set(moe["arms"]) <= set(dense["arms"]) and moe["seeds"] <= dense["seeds"]
+    assert task_groups.make(moe) == task_groups.make(dense)
+    for arm in moe["arms"]:
+        own, known = (axes_arms.run_of(p | {"device": "cpu"}, arm, 0) for p in (moe, dense))
+        assert own == known and store.key(own.spec()) == store.key(known.spec()), arm
+
+
+AXES_FILES = [path for path in FILES if path.parent.name in AXES]
+
+
+@pytest.mark.parametrize("path", AXES_FILES, ids=lambda p: f"{p.parent.name}/{p.stem}")
+def test_the_axes_notebooks_make_arms_of_equal_layers_from_one_grid_of_rates(path):
+    p = params.load(path.parent.name, path.stem)
+    found = {arm: axes_arms.config_of(p, arm) for arm in [*p["arms"], *p.get("arms_moe", ())]}
+    looped = {arm: c for arm, c in found.items() if not arm.startswith("feedforward")}
+    assert len({c.stored_layers for c in looped.values()}) == 1
+    assert len({c.executed_layers for arm, c in found.items() if arm not in ("split_hl", "feedforward_stored")}) == 1
+    assert all(axes_arms.rate_of(p, arm) > 0 for arm in found)
+
+
+def test_the_paper_scale_of_the_axes_has_the_papers_shape():
+    for path in (path for path in AXES_FILES if path.stem == "paper"):
+        p = params.load(path.parent.name, "paper")
+        assert tuple(p[key] for key in ("prelude", "recurrent", "coda", "updates")) == (8, 12, 8, 8)
+
+
+def test_the_arms_of_parameter_files_are_those_that_there_are():
+    assert params.ARMS == tuple(axes_arms.ARMS) and params.ARMS_MOE == tuple(axes_arms.WITH_EXPERTS)
+
+
+def test_split_states_and_the_other_controls_can_be_asked_for(tmp_path):
+    arms = ["full", "sandwich", "split_hl", "split_hl_x2", "feedforward_injected", "feedforward_stored"]
+    values = params.load("dense_axes", "laptop") | {"scale": "overnight", "arms": arms, "lr": [1.0e-3] * len(arms)}
+    path = tmp_path / "overnight.yaml"
+    path.write_text(yaml.safe_dump(values), encoding="utf-8")
+    p = params.check(path, params.notebook_parameters(paths.notebooks() / "dense_axes.py"))
+    split, twice = (axes_arms.config_of(p, arm) for arm in ("split_hl", "split_hl_x2"))
+    assert (split.state, split.repeats, twice.repeats) == ("split", 1, 2)
+    assert split.stored_layers == twice.stored_layers and split.executed_layers < twice.executed_layers
+
+
 def test_splits_share_one_total_and_odd_budgets_are_refused():
     p = params.load("4_5_overshoot", "paper")
     assert experiment.splits(p) == {"4x6": 4, "2x12": 2, "1x24": 1}
@@ -98,6 +146,43 @@ def test_splits_share_one_total_and_odd_budgets_are_refused():
         ("4_2_readout_collapse", {"dtype": "int8"}, ["dtype is 'int8'", "bfloat16"]),
         ("4_3_scratch_training", {"tasks": ["paragg"]}, ["tasks has paragg", "circuit, hops"]),
         ("beyond_readout_axis", {"circuit_lr_no_norm_raw": "fast"}, ["circuit_lr_no_norm_raw", "'fast'", "float"]),
+        ("dense_axes", {"updates": 3}, ["updates is 3", "executes 5 layers", "the 3 it stores"]),
+        ("dense_axes", {"updates": 0}, ["updates is 0"]),
+        ("dense_axes", {"recurrent": 0}, ["recurrent is 0"]),
+        ("dense_axes", {"h_cycles": 2}, ["updates is 4", "h_cycles * (l_cycles + 1), 8", "h_cycles is 2 and l_cycles 3"]),
+        ("dense_axes", {"l_cycles": 1}, ["updates is 4", "2, since h_cycles is 1 and l_cycles 1"]),
+        ("dense_axes", {"arms": ["full", "split_hl"], "lr": [1.0e-3] * 2}, ["recurrent is 1", "split_hl", "even"]),
+        ("dense_axes", {"lr": [1.0e-3]}, ["lr has 1 rates", "full, full_injected, sandwich"]),
+        ("dense_axes", {"lr": [1.0e-3] * 6 + [0.0]}, ["lr", "greater than 0"]),
+        ("dense_axes", {"arms": ["full", "half"]}, ["arms", "'half'", "'full'", "'feedforward_stored'"]),
+        ("dense_axes", {"arms": ["full_moe"]}, ["arms", "'full_moe'"]),
+        ("dense_axes", {"arms": []}, ["arms is []"]),
+        ("dense_axes", {"arms": ["full", "full"], "lr": [1.0e-3] * 2}, ["arms is ['full', 'full']", "each may stand once"]),
+        ("dense_axes", {"modulus": 8}, ["modulus must be a prime in 5..97, not 8"]),
+        ("dense_axes", {"arithmetic_depth": 1}, ["arithmetic_depth is 1", "2"]),
+        ("dense_axes", {"objects": 1}, ["objects must be at least 2"]),
+        ("dense_axes", {"letters": 40}, ["letters must be in 2..26"]),
+        ("dense_axes", {"constraints": 1000}, ["constraints must be in 1.."]),
+        ("dense_axes", {"hops_width": 4}, ["width must be in 5..26 for hops"]),
+        ("dense_axes", {"n_test": 400}, ["n_test is 400: n must be"]),
+        ("dense_axes", {"warmup": 60}, ["warmup is 60", "below steps, 60"]),
+        ("dense_axes", {"d_model": 30}, ["d_model is 30", "n_heads"]),
+        ("dense_axes", {"n_experts": 4}, ["n_experts is not a parameter"]),
+        ("moe_transfer", {"experts_per_token": 5}, ["experts_per_token is 5", "at most n_experts, 4"]),
+        ("moe_transfer", {"n_experts": 0}, ["n_experts is 0", "1"]),
+        ("moe_transfer", {"d_expert": 0}, ["d_expert is 0", "1"]),
+        ("moe_transfer", {"balance": -1.0}, ["balance is -1.0", "0"]),
+        ("moe_transfer", {"lr": [1.0e-3]}, ["lr has 1 rates", "full, noise, feedforward"]),
+        ("moe_transfer", {"lr_moe": [1.0e-3]}, ["lr_moe has 1 rates", "full_moe, huginn_moe, feedforward_moe"]),
+        ("moe_transfer", {"arms_moe": ["full_moe"] * 2, "lr_moe": [1.0e-3] * 2}, ["arms_moe is", "each may stand once"]),
+        ("moe_transfer", {"arms_moe": ["noise"], "lr_moe": [1.0e-3]}, ["arms_moe", "'noise'", "'huginn_moe'"]),
+        (
+            "moe_transfer",
+            {"arms": ["full", "feedforward"], "lr": [1.0e-3] * 2},
+            ["arms is ['full', 'feedforward']", "it must hold noise", "huginn_moe"],
+        ),
+        ("moe_transfer", {"arms": ["shared_hl"], "lr": [1.0e-3]}, ["arm is 'shared_hl'", "h_cycles and l_cycles"]),
+        ("moe_transfer", {"optimizer": "muon"}, ["optimizer is 'muon'", "'experts'", "adamw"]),
     ],
 )
 def test_a_mistake_in_the_other_notebooks_files_is_one_sentence(tmp_path, notebook, change, parts):
