@@ -21,7 +21,8 @@ from lib.task_constrained import accepts, written
 from lib.tasks import Instances
 from lib.training import Run, load, trained
 
-DRAWS = 4  # state seeds that a state from noise is read from, and averaged over
+DRAWS = 4  # states from noise that a model is read from, and averaged over
+UNSEEN = 2**32  # state seed of the first of them: training has those of its steps
 ROUTES = ("own", "first", "random")  # own experts; step 1's again at every later step; others at random, the control
 BATCH = 512
 ROUTING = ("load", "overlap", "entropy", "balance")  # tables of what the routers chose
@@ -39,7 +40,7 @@ class Job:
 
     def spec(self, what: str) -> dict:
         """The key material of one measurement: "scores", a forced route, or "routing"."""
-        spec = {"kind": "group scores", "train": key(self.run.spec()), "n": self.n, "what": what, "draws": DRAWS}
+        spec = {"kind": "group scores", "train": key(self.run.spec()), "n": self.n, "what": what, "draws": [UNSEEN, DRAWS]}
         return spec | {"torch": torch.__version__, "behaviour": BEHAVIOUR}
 
     def wanted(self) -> dict[str, dict]:
@@ -63,7 +64,7 @@ def floors(mixture: Mixture, n: int) -> pd.DataFrame:
 def accuracy(model: LoopedModel, mixture: Mixture, task: str, instances: Instances, draw: int = 0, route: str = "own") -> float:
     """Share of right answers at the trained loop count; of constrained, share of greedily written strings the checker accepts.
 
-    draw: the state seed; route: of `ROUTES`.
+    draw: number of the state from noise; route: of `ROUTES`.
     """
     if task == "constrained":
         first, own = mixture.first_id(task), mixture.task(task)
@@ -98,7 +99,7 @@ class _Reader:
 
     def __call__(self, ids: torch.Tensor, **how):
         routes = None if self.route == "own" else Routes(self.route, self.draw)
-        return self.model(ids, state_seed=self.draw, routes=routes, **how)
+        return self.model(ids, state_seed=UNSEEN + self.draw, routes=routes, **how)
 
 
 def table(model: LoopedModel, mixture: Mixture, n: int, route: str = "own") -> pd.DataFrame:
@@ -123,7 +124,7 @@ def routing(model: LoopedModel, mixture: Mixture, n: int) -> dict[str, pd.DataFr
     for some in sets(mixture, n).values():
         routes = Routes()
         ids = torch.as_tensor(some.ids[:BATCH], device=model.device)
-        model(ids, state_seed=0, routes=routes, logits_to_keep=1)
+        model(ids, state_seed=UNSEEN, routes=routes, logits_to_keep=1)
         values = routes.balances().tolist()
         made = [{"module": e.module, "time": e.time, "value": v} for e, v in zip(routes.executions, values, strict=True)]
         found["load"].append(experts.mean_load(routes))
@@ -237,6 +238,6 @@ def balance_curves(cells: list[dict], made: list[dict], bins: int = 30) -> pd.Da
         if (file := folders["model"] / "balance.npy").exists():
             values = np.load(file)
             spans = [span for span in np.array_split(np.arange(len(values)), bins) if len(span)]
-            rows = [{"step": float(span.mean()) + 1, "value": float(np.nanmedian(values[span]))} for span in spans]
+            rows = [{"step": float(span.mean()) + 1, "value": float(pd.Series(values[span]).median())} for span in spans]
             parts.append(pd.DataFrame(rows).assign(**cell)[[*cell, "step", "value"]])
     return pd.concat(parts, ignore_index=True)

@@ -11,7 +11,7 @@ import torch
 
 from lib import axes_arms, experts, group_scores, params, paths, pilot, task_groups
 from lib.experts import Routes
-from lib.group_scores import DRAWS, ROUTES, ROUTING, Job, accuracy, collect, floors, routing, routing_of, sets, stored, table
+from lib.group_scores import DRAWS, ROUTES, ROUTING, UNSEEN, Job, accuracy, collect, floors, routing, routing_of, sets, stored, table
 from lib.looped import build
 from lib.store import key
 from lib.task_constrained import letter_tokens
@@ -59,7 +59,7 @@ def predictions(model, instances, seed=0):
     found = []
     for ids, at in zip(instances.ids, instances.answer_position, strict=True):
         with torch.no_grad():
-            logits = model(torch.as_tensor(ids)[None], state_seed=seed).logits
+            logits = model(torch.as_tensor(ids)[None], state_seed=UNSEEN + seed).logits
         found.append(int(logits[0, at].argmax()))
     return np.array(found)
 
@@ -103,7 +103,7 @@ def test_a_string_is_right_when_the_checker_accepts_what_is_written():
         assert found[-1] == np.mean(expected)
     assert len(set(found)) > 1 and 0 < max(found) < 1
     C = task.constraints
-    assert seen[: task.length] == [(C + place, 2, None, [C + place - 1]) for place in range(task.length)]
+    assert seen[: task.length] == [(C + place, UNSEEN + 2, None, [C + place - 1]) for place in range(task.length)]
     assert accuracy(Says([task.letters] * 3), MIXTURE, "constrained", some) == 0, "a token that is no letter"
 
 
@@ -121,7 +121,7 @@ def test_a_model_writes_letter_by_letter(monkeypatch):
         ids, text = prompt, ""
         for place in range(task.length):
             with torch.no_grad():
-                token = int(model(torch.as_tensor(ids)[None], state_seed=1).logits[0, -1].argmax()) - first
+                token = int(model(torch.as_tensor(ids)[None], state_seed=UNSEEN + 1).logits[0, -1].argmax()) - first
             text += LETTERS[token] if 0 <= token < task.letters else "?"
             told = letter_tokens(task, np.array([max(token if token < task.letters else 0, 0)]), place) + first
             ids = np.concatenate([ids, told])
@@ -160,11 +160,12 @@ def test_a_state_from_noise_is_read_as_the_mean_of_its_draws(monkeypatch):
 def test_every_draw_is_a_state_seed_and_every_route_a_new_record_of_its_own():
     model = Asked("noise")
     table(model, MIXTURE, N)
-    assert {seed for seed, _ in model.asked} == set(range(DRAWS)) and all(routes is None for _, routes in model.asked)
+    assert {seed for seed, _ in model.asked} == {UNSEEN + draw for draw in range(DRAWS)}
+    assert all(routes is None for _, routes in model.asked)
     for route in ROUTES[1:]:
         model = Asked("noise")
         table(model, MIXTURE, N, route)
-        assert all((routes.reuse, routes.seed) == (route, seed) for seed, routes in model.asked)
+        assert all((routes.reuse, routes.seed) == (route, seed - UNSEEN) for seed, routes in model.asked)
         assert len({id(routes) for _, routes in model.asked}) == len(model.asked) > 4 * DRAWS
 
 
@@ -185,7 +186,7 @@ def test_forced_routes_change_what_is_executed_again_and_nothing_else():
     with torch.no_grad():
         for arm, again in (("huginn_moe", True), ("full_moe", True), ("feedforward_moe", False)):
             model = model_of(arm)
-            own, first, random = (model(some, state_seed=0, routes=Routes(r)).logits for r in ("none", "first", "random"))
+            own, first, random = (model(some, state_seed=UNSEEN, routes=Routes(r)).logits for r in ("none", "first", "random"))
             assert torch.equal(own, first) != again and torch.equal(own, random) != again, arm
 
 
@@ -233,7 +234,7 @@ def test_routing_is_averaged_over_tasks_and_depths_with_equal_weight():
     for some in sets(MIXTURE, N).values():
         routes = Routes()
         with torch.no_grad():
-            model(torch.as_tensor(some.ids), state_seed=0, routes=routes)
+            model(torch.as_tensor(some.ids), state_seed=UNSEEN, routes=routes)
         parts.append([experts.balance(e.scores, e.ids).item() for e in routes.executions])
         loads.append([np.bincount(e.ids.flatten(), minlength=4) / e.ids.numel() for e in routes.executions if e.module == 1])
     found = routing(model, MIXTURE, N)

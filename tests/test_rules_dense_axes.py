@@ -329,8 +329,7 @@ def test_q2_order_without_some_groups(unfit, deltas, verdict):
     ],
 )
 def test_mean_above(id, pair, deltas, verdict):
-    levels = {arm: (0.5,) * 4 for arm in LEVELS} | {pair[0]: tuple(0.5 + d for d in deltas)}
-    found = judged(scores(levels))[id]
+    found = mean_above(id, against(pair, *deltas), FLOORS, pair)
     assert found.verdict == verdict, found
     assert found.ours.startswith(f"mean over groups {sum(deltas) / 4:+.2f}"[:-1])
     cell = of(found, " - ".join(pair))[MEAN]
@@ -440,7 +439,6 @@ def test_shapes_match(name, stored, executed, verdict):
     found = shapes_match(counts)
     assert found.verdict == verdict and found.n == 2 and len(found.points) == 8
     assert (name in found.reason) == (verdict != "replicated")
-    assert judged(counts=counts)["shapes_match"] == found
     assert verdict != "replicated" or found.ours == "stored 5, executed 18, stored 28, executed 112"
 
 
@@ -475,10 +473,10 @@ def test_values_show_the_tasks_in_points():
 
 # ---- few seeds, diverged seeds, what was not run
 
-RULES = [id for id in judged() if id not in (*VALUES, "shapes_match")]
+RULES = ("q1_order", "q2_order", "q2_middle_beats_full", "q3_order", "dense_huginn_beats_ouro")
 
 
-@pytest.mark.parametrize("seeds", [1, 2, 4, 5, 7, 8])
+@pytest.mark.parametrize("seeds", [1, 4, 5, 8])
 def test_few_seeds_decide_nothing_and_some_are_said_to_be_few(seeds):
     flipped = {arm: tuple(1 - level for level in levels) for arm, levels in LEVELS.items()}
     both = {arm: (0.5,) * 4 for arm in LEVELS} | {arm: (0.6,) * 4 for arm in ("sandwich", "noise", "shared_hl")}

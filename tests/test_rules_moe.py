@@ -7,10 +7,11 @@ import pandas as pd
 import pytest
 
 from lib import claims, stats
-from lib.rules_dense_axes import MEAN
+from lib.rules_dense_axes import MEAN, mean_above
 from lib.rules_moe import (
     BALANCED,
     GAPS,
+    HUGINN_OURO,
     judge_moe,
     moe_balance_order,
     moe_iteration_experts,
@@ -99,6 +100,10 @@ def test_the_order_of_rows_and_the_seeds_numbers_change_nothing():
 # ---- moe_huginn_beats_ouro
 
 
+def beats(table):
+    return mean_above("moe_huginn_beats_ouro", table, FLOORS, HUGINN_OURO)
+
+
 @pytest.mark.parametrize(
     ("huginn", "verdict"),
     [
@@ -110,7 +115,7 @@ def test_the_order_of_rows_and_the_seeds_numbers_change_nothing():
     ],
 )
 def test_huginn_beats_ouro(huginn, verdict):
-    found = judged(scores(LEVELS | {"huginn_moe": huginn}))["moe_huginn_beats_ouro"]
+    found = beats(scores(LEVELS | {"huginn_moe": huginn}))
     assert found.verdict == verdict, found
     cell = of(found, "huginn_moe - full_moe")[MEAN]
     assert (found.low, found.high) == (cell["low"], cell["high"])
@@ -119,9 +124,9 @@ def test_huginn_beats_ouro(huginn, verdict):
 
 def test_huginn_against_ouro_is_about_what_either_learned():
     low = {arm: (UNTAUGHT,) * 4 for arm in BALANCED}
-    assert judged(scores(LEVELS | low))["moe_huginn_beats_ouro"].verdict == "not_competent"
+    assert beats(scores(LEVELS | low)).verdict == "not_competent"
     part = {arm: (level[0], *low[arm][1:]) for arm, level in LEVELS.items() if arm in low}
-    found = judged(scores(LEVELS | part))["moe_huginn_beats_ouro"]
+    found = beats(scores(LEVELS | part))
     assert found.verdict == "replicated" and of(found, "huginn_moe - full_moe")[MEAN]["value"] == pytest.approx(0.1)
     assert "left out: quantitative, knowledge, constrained, the mean is over context" in found.reason
 
@@ -337,7 +342,7 @@ def test_the_gaps_are_compared_on_the_tasks_of_both():
 # ---- few seeds, diverged seeds, what was not run
 
 
-@pytest.mark.parametrize("seeds", [1, 2, 4, 5, 6, 8])
+@pytest.mark.parametrize("seeds", [1, 4, 5, 8])
 def test_few_seeds_decide_nothing_and_some_are_said_to_be_few(seeds):
     good = judged(scores(LEVELS, seeds=seeds), balance(seeds=seeds), interventions(seeds=seeds))
     swapped = dict(zip(LEVELS, reversed(LEVELS.values()), strict=True)) | {

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 
 from lib.mixture import training_batches
-from lib.task_groups import GROUPS, STANDS_FOR, make
+from lib.task_groups import GROUPS, STANDS_FOR, TURNS, make
 
 P = {
     "hops_width": 8,
@@ -62,7 +62,7 @@ def test_every_family_trains_and_is_read_at_its_depths():
     mixture = make(P)
     batches = training_batches(mixture, 4, range(10), 0)
     for step, batch in enumerate(batches):
-        task = mixture.tasks[step % 5]
+        task = mixture.task(TURNS[step % len(TURNS)])
         low, high = mixture.first_id(task.family), mixture.first_id(task.family) + task.vocab_size
         assert batch.ids.shape[0] == 4 and batch.ids.shape[2] == task.fields and (batch.labels >= 0).any()
         assert ((batch.ids >= low) & (batch.ids < high)).all()
