@@ -202,7 +202,8 @@ def test_high_and_low_states_execute_the_same_unless_split_once(half, high, low,
 def test_updates_that_the_full_stack_cannot_match_are_refused(P_, R, C, U):
     stored, executed = P_ + R + C, P_ + U * R + C
     if executed % stored == 0:
-        return envelopes(shaped(P_, R, C, U))
+        envelopes(shaped(P_, R, C, U))
+        return
     with pytest.raises(ValueError, match=f"^updates is {U}: the sandwich executes {executed} layers.* the {stored} it stores"):
         envelopes(shaped(P_, R, C, U))
 
