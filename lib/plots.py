@@ -392,7 +392,8 @@ def _groups(frame: pd.DataFrame) -> tuple[list[str], alt.Color, alt.Shape]:
 
 def _ends(frame: pd.DataFrame, least: float = 0.05) -> list[float]:
     """An axis that holds every value, interval and zero."""
-    return [min(-least, frame[["low", "value"]].min().min()), max(least, frame[["high", "value"]].max().max())]
+    low, high = min(-least, frame[["low", "value"]].min().min()), max(least, frame[["high", "value"]].max().max())
+    return [low - 0.04 * (high - low), high + 0.04 * (high - low)]
 
 
 def effects(frame: pd.DataFrame, title: str = "", columns: int = 2) -> alt.TopLevelMixin:
