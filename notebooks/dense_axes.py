@@ -136,9 +136,10 @@ counts.set_index("name")
 # %%
 mixture = task_groups.make(p)
 sets = group_scores.sets(mixture, n_test)
-pd.DataFrame(task_groups.STANDS_FOR.items(), columns=["group", "what it stands for, and what it cannot"]).style.hide(
-    axis="index"
-)
+with pd.option_context("display.max_colwidth", None):
+    display(
+        pd.DataFrame(task_groups.STANDS_FOR.items(), columns=["group", "what it stands for, and what not"]).set_index("group")
+    )
 
 # %% [markdown]
 # One test instance of each task, as tokens (a position's fields joined by `|`):
