@@ -11,7 +11,21 @@ import torch
 
 from lib import axes_arms, experts, group_scores, params, paths, pilot, task_groups
 from lib.experts import Routes
-from lib.group_scores import DRAWS, ROUTES, ROUTING, UNSEEN, Job, accuracy, collect, floors, routing, routing_of, sets, stored, table
+from lib.group_scores import (
+    DRAWS,
+    ROUTES,
+    ROUTING,
+    UNSEEN,
+    Job,
+    accuracy,
+    collect,
+    floors,
+    routing,
+    routing_of,
+    sets,
+    stored,
+    table,
+)
 from lib.looped import build
 from lib.store import key
 from lib.task_constrained import letter_tokens
