@@ -149,7 +149,7 @@ def test_effects_fit_on_their_axis_with_room_for_what_the_paper_says(tmp_path):
     learned = plots.effects(frame.assign(competent=True))
     drawn(learned, tmp_path)
     assert not marks(learned, "point", False) and len(marks(learned, "point", True)) == len(frame)
-    assert plots._ends(pd.DataFrame({"low": [0.0], "value": [0.0], "high": [0.0]})) == [-0.05, 0.05]
+    assert plots._ends(pd.DataFrame({"low": [0.0], "value": [0.0], "high": [0.0]})) == pytest.approx([-0.054, 0.054])
 
 
 @pytest.mark.parametrize("shares", [(0.25, 0.5, 1.0), (1.0,)])

@@ -148,7 +148,7 @@ def test_the_balance_that_is_kept_is_the_batches_own_and_its_weight_counts(tmp_p
     loss = objectives.loss(
         model, *(torch.as_tensor(v) for v in (batch.ids, batch.answer_positions, batch.labels)), 3, one.recipe, routes
     )
-    assert len(routes.executions) == 3 and float(routes.balance()) == pytest.approx(float(found[0.0][0]), abs=1e-6)
+    assert len(routes.executions) == 3 and routes.balance().item() == pytest.approx(float(found[0.0][0]), abs=1e-6)
     plain = objectives.last(model, *(torch.as_tensor(v) for v in (batch.ids, batch.answer_positions, batch.labels)), 3)
     assert loss.item() == pytest.approx(plain.item() + routes.balance().item(), abs=1e-5)
 
