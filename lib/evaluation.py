@@ -103,6 +103,14 @@ def read(
     return Readings(*(np.concatenate(column, axis=1) for column in zip(*parts, strict=True)), instances.answer)
 
 
+def batches(model: LoopedModel, instances: Instances, batch_size: int) -> Iterator[tuple[torch.Tensor, ...]]:
+    """Yield ids (B, T, F), answer positions (B, 1) and answers (B,) of the instances, in order."""
+    for i in range(0, len(instances.answer), batch_size):
+        rows = slice(i, i + batch_size)
+        arrays = instances.ids[rows], instances.answer_position[rows, None], instances.answer[rows]
+        yield tuple(torch.as_tensor(a, device=model.device) for a in arrays)
+
+
 def joined(parts: list[Readings]) -> Readings:
     """Readings of several sets of instances as one, in their order, arrays (K, N)."""
     names = [field.name for field in dataclasses.fields(Readings)]

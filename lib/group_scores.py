@@ -13,6 +13,7 @@ import pandas as pd
 import torch
 
 from lib import BEHAVIOUR, axes_arms, engine, experts
+from lib.evaluation import batches
 from lib.experts import Routes
 from lib.looped import LoopedModel
 from lib.mixture import Mixture
@@ -71,18 +72,10 @@ def accuracy(model: LoopedModel, mixture: Mixture, task: str, instances: Instanc
         text = written(_Reader(model, draw, route), own, instances, first, BATCH)
         return float(accepts(own, instances.raw["constraints"], text).mean())
     right = 0
-    for ids, at, answer in batches(model, instances):
+    for ids, at, answer in batches(model, instances, BATCH):
         logits = _Reader(model, draw, route)(ids, answer_positions=at).logits
         right += int((logits[:, 0].argmax(-1) == answer).sum())
     return right / len(instances.answer)
-
-
-def batches(model: LoopedModel, instances: Instances):
-    """Yield ids (B, T, F), answer positions (B, 1) and answers (B,) of the instances, in order."""
-    for i in range(0, len(instances.answer), BATCH):
-        rows = slice(i, i + BATCH)
-        arrays = instances.ids[rows], instances.answer_position[rows, None], instances.answer[rows]
-        yield tuple(torch.as_tensor(a, device=model.device) for a in arrays)
 
 
 @dataclass(frozen=True)
@@ -159,7 +152,7 @@ def _measure(job: Job, what: str, folder: Path) -> None:
         for name, frame in routing(load(job.run, job.root), mixture, job.n).items():
             frame.to_csv(folder / f"{name}.csv", index=False)
         return
-    steps = dict(axes_arms.snapshots(job.run.recipe.steps)) if what == "scores" else {}
+    steps = axes_arms.snapshots(job.run.recipe.steps) if what == "scores" else {}
     parts = []
     for step, share in [*steps.items(), (None, 1.0)]:
         model = load(job.run, job.root, step)

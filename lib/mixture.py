@@ -4,12 +4,10 @@ The tasks' vocabularies stand one after the other. A batch holds one task; the t
 Shapes: N instances, B rows, T tokens, F fields, A answers.
 """
 
-import functools
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lib import tasks
 from lib.task_arithmetic import Arithmetic
 from lib.task_constrained import Constrained
 from lib.task_knowledge import Knowledge
@@ -63,13 +61,12 @@ class Mixture:
     def evaluation_set(self, family: str, d_star: int, n: int, **which) -> Instances:
         """The evaluation set of a family's task, in the mixture's ids; an answer of -1, none, stays."""
         task, first = self.task(family), self.first_id(family)
-        make = functools.partial(tasks.evaluation_set, task) if isinstance(task, Task) else task.evaluation_set
-        return _shifted(make(d_star, n, **which), first)
+        return _shifted(task.evaluation_set(d_star, n, **which), first)
 
     def floor(self, family: str, instances: Instances) -> float:
         """The no-skill accuracy of a family's instances, which are in the mixture's ids."""
         task, own = self.task(family), _shifted(instances, -self.first_id(family))
-        return tasks.floor(task, own) if isinstance(task, Task) else task.floor(own)
+        return task.floor(own)
 
 
 def restored(stored: dict) -> Mixture:
@@ -95,8 +92,7 @@ def training_batches(mixture: Mixture, batch_size: int, steps: range, seed: int)
         own = {step: step // n * len(places) + places.index(step % n) for step in steps if step % n in places}
         if own:
             numbers, first = range(min(own.values()), max(own.values()) + 1), mixture.first_id(task.family)
-            make = functools.partial(tasks.training_batches, task) if isinstance(task, Task) else task.training_batches
-            for step, batch in zip(own, make(batch_size, numbers, seed), strict=True):
+            for step, batch in zip(own, task.training_batches(batch_size, numbers, seed), strict=True):
                 labels = np.where(batch.labels == IGNORE, IGNORE, batch.labels + first)
                 found[step] = replace(batch, ids=batch.ids + first, labels=labels)
     return [found[step] for step in steps]

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import lib.task_draws as draws
+from lib.task_floors import constant
 from lib.tasks import IGNORE, SIBLINGS, Batch, Instances, batches_of, first_distinct
 
 OPERATIONS = ("add", "subtract", "times")
@@ -116,8 +117,7 @@ class Arithmetic:
 
     def floor(self, instances: Instances) -> float:
         """The no-skill accuracy: that of the best constant answer, or of chance where that is more."""
-        counts = np.unique(instances.answer, return_counts=True)[1]
-        return max(1 / self.modulus, float(counts.max() / counts.sum()))
+        return constant(instances.answer, self.modulus)
 
     def _siblings(self, d_star: int) -> int:
         """s, how many instances of the test split share a skeleton."""

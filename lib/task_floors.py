@@ -49,6 +49,12 @@ def floors(task: Any, instances: Any) -> dict[str, float]:
     return out | {"one_member": float(max(agrees.mean(), 1 - agrees.mean()))}
 
 
+def constant(answer: np.ndarray, choices: int) -> float:
+    """What the best constant answer scores, or chance among `choices` where that is more. answer: (N,)."""
+    counts = np.unique(answer, return_counts=True)[1]
+    return max(1 / choices, float(counts.max() / counts.sum()))
+
+
 def floor(task: Any, instances: Any) -> float:
     """The no-skill accuracy of a stratum: the largest of `floors`."""
     return max(floors(task, instances).values())

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 import lib.task_draws as draws
+from lib.task_floors import constant
 from lib.tasks import Batch, Instances, batches_of
 
 _STREAM = 12
@@ -95,8 +96,7 @@ class Knowledge:
 
     def floor(self, instances: Instances) -> float:
         """The no-skill accuracy: that of the best constant answer, or of chance where that is more."""
-        counts = np.unique(instances.answer, return_counts=True)[1]
-        return max(1 / self.objects, float(counts.max() / counts.sum()))
+        return constant(instances.answer, self.objects)
 
     @property
     def _sizes(self) -> tuple[int, ...]:

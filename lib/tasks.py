@@ -98,6 +98,18 @@ class Task:
         """The depths that evaluation sets have."""
         return tuple(range(1, self.max_depth + 1))
 
+    def training_batches(self, batch_size: int, steps: range, seed: int) -> "list[Batch]":
+        """See `training_batches`."""
+        return training_batches(self, batch_size, steps, seed)
+
+    def evaluation_set(self, d_star: int, n: int, **which) -> "Instances":
+        """See `evaluation_set`."""
+        return evaluation_set(self, d_star, n, **which)
+
+    def floor(self, instances: "Instances") -> float:
+        """See `floor`."""
+        return floor(self, instances)
+
     def n_tokens(self, d_star: int) -> int:
         """T of an evaluation sequence at depth d_star; raises ValueError outside 1..max_depth."""
         _require_depth(self, d_star)

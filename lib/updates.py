@@ -14,6 +14,7 @@ import torch
 
 from lib import BEHAVIOUR
 from lib.boundary import Boundary, never
+from lib.evaluation import batches
 from lib.looped import LoopedModel, at_positions
 from lib.store import Store, key
 from lib.tasks import Instances, evaluation_set
@@ -68,7 +69,7 @@ def moves(
     between u and z in degrees; to_final ||z - z_last|| / ||z_last|| and angle_to_final; length, ||u|| averaged over all tokens.
     """
     parts = []
-    for ids, positions, _ in _batches(model, instances, batch_size):
+    for ids, positions, _ in batches(model, instances, batch_size):
         steps, length = [], []
         for u, z in states(model, ids, max_loops, boundary, norms, start):
             steps.append([at_positions(v, positions)[:, 0].float() for v in (u, z)])
@@ -99,7 +100,7 @@ def accuracy_at_scale(
 ) -> np.ndarray:
     """Accuracy at K = 1..max_loops, (max_loops,), where every step's input from step `start` + 1 on has the given norm."""
     right = np.zeros(max_loops)
-    for ids, positions, answer in _batches(model, instances, batch_size):
+    for ids, positions, answer in batches(model, instances, batch_size):
         for t, (_, z) in enumerate(states(model, ids, max_loops, boundary, norms, start)):
             right[t] += int((model.readout(z, positions)[:, 0].argmax(-1) == answer).sum())
     return right / len(instances.answer)
@@ -110,14 +111,6 @@ def _angle(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     # from both unit vectors' distance, since the cosine of a small angle is 1 in single precision
     a, b = (v / v.norm(dim=-1, keepdim=True) for v in (a, b))
     return torch.rad2deg(2 * torch.atan2((a - b).norm(dim=-1), (a + b).norm(dim=-1)))
-
-
-def _batches(model: LoopedModel, instances: Instances, batch_size: int) -> Iterator[tuple[torch.Tensor, ...]]:
-    """ids (B, T, F), answer positions (B, 1) and answers (B,) of the instances, in order."""
-    for i in range(0, len(instances.answer), batch_size):
-        rows = slice(i, i + batch_size)
-        arrays = instances.ids[rows], instances.answer_position[rows, None], instances.answer[rows]
-        yield tuple(torch.as_tensor(a, device=model.device) for a in arrays)
 
 
 @dataclass(frozen=True)
