@@ -1,14 +1,15 @@
-"""The layers' arithmetic for short sequences on a CPU: three functions whose backward passes are written out.
+"""The layers' arithmetic for short sequences on a CPU: a layer's two branches with their backward passes written out.
 
 They compute what `layers` computes, in fewer passes over memory: a norm's gain is folded into the matrix behind it once a
-pass (not once a loop step), the rotation is one complex product, and attention over a handful of tokens is two batched
-products. Used where `suits` says so; `make bench` has the gain.
+pass (not once a loop step), the rotation is one complex product, attention over a handful of tokens is two batched
+products, the sum is formed by the branch's last product, and what is quick to form again is not kept for the way back.
+Used where `suits` says so; `make bench` has the gain.
 
 What did not pay at this size: a compiled step, which gains more but compiles each shape for longer than it saves on a model of
 a thousand steps, and needs a compiler; bf16 products on a chip without units for them; oneDNN's linear; a larger malloc arena;
 the last loop step at the answer positions alone, which would break the sweep's equality with a forward pass.
 
-Shapes: B batch, T tokens, D d_model, H heads, E channels a head, O outputs of a matrix.
+Shapes: B batch, T tokens, N rows (B T), D d_model, H heads, E channels a head, F d_ff, O outputs of a matrix.
 """
 
 import math
@@ -33,14 +34,24 @@ def untouched(layer) -> bool:
     attention = layer.attention
     if attention.qk_bias is not None or attention.kv_heads != attention.n_heads:
         return False
-    linears, norms, passed = [attention.qkv], [layer.attention_norm], [attention]
+    linears, norms, passed = [attention.qkv, attention.o], [layer.attention_norm], [attention]
     if dense(layer):
-        linears.append(layer.feed_forward.gate_up)
+        linears += [layer.feed_forward.gate_up, layer.feed_forward.down]
         norms.append(layer.feed_forward_norm)
         passed.append(layer.feed_forward)
     stock = all(type(m) is nn.Linear for m in linears) and all(type(m) is nn.RMSNorm for m in norms)
     passed += linears + norms
-    return stock and not any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks for m in passed)
+    return stock and not any(hooked(m) for m in passed)
+
+
+def hooked(module: nn.Module) -> bool:
+    """Whether someone waits for the module to be called."""
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def unchanged(norm: nn.Module) -> bool:
+    """Whether a branch goes to the sum as it is: then the sum is formed by the branch's last product."""
+    return type(norm) is nn.Identity and not hooked(norm)
 
 
 def dense(layer) -> bool:
@@ -48,103 +59,132 @@ def dense(layer) -> bool:
     return hasattr(layer.feed_forward, "gate_up")
 
 
-class NormLinear(torch.autograd.Function):
-    """x / rms(x), then a matrix. x (B, T, D), matrix (O, D) with the norm's gain in it -> (B, T, O)."""
+class AttentionBranch(torch.autograd.Function):
+    """Norm, queries, keys and values, rotation, causal attention, output matrix. x (B, T, D) -> (B, T, D).
 
-    @staticmethod
-    def forward(ctx, x, matrix, eps):
-        """Keeps x / rms(x), not x."""
-        flat = x.reshape(-1, x.shape[-1])
-        scale = torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square_().div_(flat.shape[-1]).add_(eps).rsqrt_()
-        normed = flat * scale
-        ctx.save_for_backward(normed, scale, matrix)
-        return torch.mm(normed, matrix.t()).view(*x.shape[:-1], -1)
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        """Gradients of the forward's arguments."""
-        normed, scale, matrix = ctx.saved_tensors
-        flat = grad.reshape(-1, grad.shape[-1])
-        back = torch.mm(flat, matrix)
-        along = (back * normed).sum(-1, keepdim=True).div_(-normed.shape[-1])  # no gradient flows along x itself
-        back = back.addcmul_(normed, along).mul_(scale)
-        of_matrix = torch.mm(flat.t(), normed) if ctx.needs_input_grad[1] else None  # none of a frozen layer
-        return back.view(*grad.shape[:-1], -1), of_matrix, None
-
-
-class Attend(torch.autograd.Function):
-    """Causal attention with rotary positions. qkv (B, T, 3 H E), its query and key channels in pairs -> (B, T, H E).
-
-    turns: (T, 2, H, E / 2) complex rotations of queries (with the 1 / sqrt(E) of the scores in them) and keys; causal:
-    (T, T), minus infinity above the diagonal.
+    qkv (3 H E, D) with the norm's gain in it and its query and key channels in pairs; o (D, H E); turns: (T, 2, H, E / 2)
+    complex rotations of queries (with the 1 / sqrt(E) of the scores in them) and keys; causal: (T, T), minus infinity above
+    the diagonal; residual: x is added.
     """
 
     @staticmethod
-    def forward(ctx, qkv, turns, causal):
-        """Keeps rotated queries and keys, values and attention weights."""
-        (B, T, width), H = qkv.shape, turns.shape[2]
-        parts = qkv.new_empty(3, B, H, T, width // (3 * H))
-        _turn(_by_token(parts), qkv.view(B, T, 3, H, -1), turns)
+    def forward(ctx, x, qkv, o, turns, causal, eps, residual):
+        """Keeps x, rotated queries and keys, values, and attention weights; what is quick to form again is not kept, since
+        memory that has left the cache is the dearest part."""
+        (B, T, _), H = x.shape, turns.shape[2]
+        flat = x.reshape(B * T, -1)
+        scale = inverse_rms(flat, eps)
+        made = torch.mm(flat * scale, qkv.t()).view(B, T, 3, H, -1)
+        parts = made.new_empty(3, B, H, T, made.shape[-1])
+        turn(by_token(parts), made, turns)
         q, k, v = parts.flatten(1, 2)  # (B H, T, E)
-        weights = torch.baddbmm(causal, q, k.transpose(1, 2)).softmax(-1)
-        ctx.save_for_backward(parts, weights, turns)
-        return torch.bmm(weights, v).view(B, H, T, -1).transpose(1, 2).reshape(B, T, -1)
+        weights = softmax_(torch.baddbmm(causal, q, k.transpose(1, 2)))
+        ctx.save_for_backward(flat, scale, parts, weights, qkv, o, turns)
+        ctx.residual = residual
+        seen = _by_row(torch.bmm(weights, v), B)
+        return (torch.addmm(flat, seen, o.t()) if residual else torch.mm(seen, o.t())).view(x.shape)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, grad):
         """Gradients of the forward's arguments."""
-        parts, weights, turns = ctx.saved_tensors
+        flat, scale, parts, weights, qkv, o, turns = ctx.saved_tensors
         _, B, H, T, E = parts.shape
         q, k, v = parts.flatten(1, 2)
-        grad = grad.view(B, T, H, E).transpose(1, 2).reshape(B * H, T, E)
+        out = grad.reshape(B * T, -1)
+        of_o = torch.mm(out.t(), _by_row(torch.bmm(weights, v), B)) if ctx.needs_input_grad[2] else None
+        of_seen = torch.mm(out, o).view(B, T, H, E).transpose(1, 2).reshape(B * H, T, E)
         back = torch.empty_like(parts)
         of_q, of_k, of_v = back.flatten(1, 2)
-        torch.bmm(weights.transpose(1, 2), grad, out=of_v)
-        of_scores = torch._softmax_backward_data(torch.bmm(grad, v.transpose(1, 2)), weights, -1, weights.dtype)
+        torch.bmm(weights.transpose(1, 2), of_seen, out=of_v)
+        of_weights = torch.bmm(of_seen, v.transpose(1, 2))
+        of_scores = of_weights.sub_(row_sums(of_weights * weights)).mul_(weights)
         torch.bmm(of_scores, k, out=of_q)
         torch.bmm(of_scores.transpose(1, 2), q, out=of_k)
-        out = grad.new_empty(B, T, 3, H, E)
-        _turn(out, _by_token(back), turns.conj().resolve_conj())
-        return out.view(B, T, -1), None, None
+        of_made = grad.new_empty(B, T, 3, H, E)
+        turn(of_made, by_token(back), turns.conj().resolve_conj())
+        of_x, of_qkv = norm_linear_backward(of_made.view(B * T, -1), flat, scale, qkv, ctx.needs_input_grad[1])
+        return (of_x.add_(out) if ctx.residual else of_x).view(grad.shape), of_qkv, of_o, None, None, None, None
 
 
-def _by_token(parts: torch.Tensor) -> torch.Tensor:
+class FeedForwardBranch(torch.autograd.Function):
+    """Norm, gate and up matrices, silu(gate) * up, down matrix. x (B, T, D) -> (B, T, D).
+
+    gate_up (2 F, D) with the norm's gain in it; down (D, F); residual: x is added.
+    """
+
+    @staticmethod
+    def forward(ctx, x, gate_up, down, eps, residual):
+        """Keeps x, gate and up."""
+        flat = x.reshape(-1, x.shape[-1])
+        scale = inverse_rms(flat, eps)
+        both = torch.mm(flat * scale, gate_up.t())
+        gate, up = both.chunk(2, dim=-1)
+        hidden = torch.sigmoid(gate).mul_(gate).mul_(up)
+        ctx.save_for_backward(flat, scale, both, gate_up, down)
+        ctx.residual = residual
+        return (torch.addmm(flat, hidden, down.t()) if residual else torch.mm(hidden, down.t())).view(x.shape)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, grad):
+        """Gradients of the forward's arguments."""
+        flat, scale, both, gate_up, down = ctx.saved_tensors
+        out = grad.reshape(flat.shape)
+        gate, up = both.chunk(2, dim=-1)
+        sigmoid = torch.sigmoid(gate)
+        silu = gate * sigmoid
+        of_down = torch.mm(out.t(), silu * up) if ctx.needs_input_grad[2] else None
+        of_hidden = torch.mm(out, down)
+        of_both = torch.empty_like(both)
+        of_gate, of_up = of_both.chunk(2, dim=-1)
+        torch.mul(of_hidden, silu, out=of_up)
+        slope = torch.addcmul(silu, silu, sigmoid, value=-1).add_(sigmoid)
+        torch.mul(slope.mul_(of_hidden), up, out=of_gate)
+        of_x, of_gate_up = norm_linear_backward(of_both, flat, scale, gate_up, ctx.needs_input_grad[1])
+        return (of_x.add_(out) if ctx.residual else of_x).view(grad.shape), of_gate_up, of_down, None, None
+
+
+def inverse_rms(flat: torch.Tensor, eps: float) -> torch.Tensor:
+    """1 / sqrt(mean of squares + eps) of every row. flat (N, D) -> (N, 1)."""
+    return torch.linalg.vector_norm(flat, dim=-1, keepdim=True).square_().div_(flat.shape[-1]).add_(eps).rsqrt_()
+
+
+def norm_linear_backward(grad, flat, scale, matrix, wanted: bool) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Gradients of x and, where wanted, of the matrix, through matrix (x / rms(x)). grad (N, O), flat (N, D), scale (N, 1),
+    matrix (O, D) -> (N, D), (O, D)."""
+    normed, back = flat * scale, torch.mm(grad, matrix)
+    along = row_sums(back * normed).div_(-normed.shape[-1])  # no gradient flows along x itself
+    return back.addcmul_(normed, along).mul_(scale), torch.mm(grad.t(), normed) if wanted else None
+
+
+def row_sums(x: torch.Tensor) -> torch.Tensor:
+    """x (..., S) summed over its last dimension, kept, as a product with ones: torch's own sum is dear on short rows."""
+    flat = x.reshape(-1, x.shape[-1])
+    return torch.mm(flat, flat.new_ones(flat.shape[1], 1)).view(*x.shape[:-1], 1)
+
+
+def softmax_(scores: torch.Tensor) -> torch.Tensor:
+    """Softmax over the last dimension, in place; torch's own leaves the vector units idle on rows this short."""
+    scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+    return scores.div_(row_sums(scores))
+
+
+def by_token(parts: torch.Tensor) -> torch.Tensor:
     """(3, B, H, T, E) seen as (B, T, 3, H, E)."""
     return parts.permute(1, 3, 0, 2, 4)
 
 
-def _turn(out: torch.Tensor, x: torch.Tensor, turns: torch.Tensor) -> None:
+def _by_row(heads: torch.Tensor, B: int) -> torch.Tensor:
+    """(B H, T, E) -> (B T, H E)."""
+    return heads.unflatten(0, (B, -1)).transpose(1, 2).reshape(B * heads.shape[1], -1)
+
+
+def turn(out: torch.Tensor, x: torch.Tensor, turns: torch.Tensor) -> None:
     """Queries and keys of x (B, T, 3, H, E) rotated, values as they are, into out of the same shape."""
     pairs = (torch.view_as_complex(t[:, :, :2].unflatten(-1, (-1, 2))) for t in (x, out))
     torch.mul(next(pairs), turns, out=next(pairs))
     out[:, :, 2].copy_(x[:, :, 2])
-
-
-class SwiGLU(torch.autograd.Function):
-    """silu(gate) * up. x (B, T, 2 F), gate then up -> (B, T, F)."""
-
-    @staticmethod
-    def forward(ctx, x):
-        """Keeps the sigmoid, whose exponential is the dear part."""
-        gate, up = x.chunk(2, dim=-1)
-        sigmoid = torch.sigmoid(gate)
-        silu = gate * sigmoid
-        ctx.save_for_backward(x, sigmoid, silu)
-        return silu * up
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx, grad):
-        """Gradients of the forward's arguments."""
-        x, sigmoid, silu = ctx.saved_tensors
-        out = torch.empty_like(x)
-        of_gate, of_up = out.chunk(2, dim=-1)
-        torch.mul(grad, silu, out=of_up)
-        slope = torch.addcmul(silu, silu, sigmoid, value=-1).add_(sigmoid)
-        torch.mul(slope.mul_(grad), x.chunk(2, dim=-1)[1], out=of_gate)
-        return out
 
 
 def prepare(context, attention) -> None:
@@ -184,9 +224,12 @@ def block(x: torch.Tensor, layer, context) -> torch.Tensor:
     if context.turns is None:
         prepare(context, attention)
     qkv, *gate_up = folded(layer, context)
-    seen = Attend.apply(NormLinear.apply(x, qkv, layer.attention_norm.eps), context.turns, context.causal)
-    x = layer.attention_sum_norm(x + layer.attention_branch_norm(attention.o(seen)))
+    whole = unchanged(layer.attention_branch_norm)
+    norm, o = layer.attention_norm, attention.o.weight
+    y = AttentionBranch.apply(x, qkv, o, context.turns, context.causal, norm.eps, whole)
+    x = layer.attention_sum_norm(y if whole else x + layer.attention_branch_norm(y))
     if not gate_up:
         return layer.fed(x, context)
-    hidden = SwiGLU.apply(NormLinear.apply(x, *gate_up, layer.feed_forward_norm.eps))
-    return layer.feed_forward_sum_norm(x + layer.feed_forward_branch_norm(layer.feed_forward.down(hidden)))
+    whole = unchanged(layer.feed_forward_branch_norm)
+    y = FeedForwardBranch.apply(x, *gate_up, layer.feed_forward.down.weight, layer.feed_forward_norm.eps, whole)
+    return layer.feed_forward_sum_norm(y if whole else x + layer.feed_forward_branch_norm(y))

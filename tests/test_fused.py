@@ -10,7 +10,7 @@ from lib.boundary import every, never
 from lib.cache import LoopedCache
 from lib.config import AXES, LoopedConfig
 from lib.experts import Routes
-from lib.fused import Attend, NormLinear, SwiGLU
+from lib.fused import AttentionBranch, FeedForwardBranch
 from lib.layers import Block, Context
 from tests.models import EXPERTS, VARIANTS, small, tokens
 
@@ -30,13 +30,35 @@ def block_and_context(block="pre_norm", T=5, heads=2, width=16, **values):
     return layer, lambda: Context(torch.arange(T)[None], None, config, torch.float64)
 
 
-def test_each_function_has_the_gradient_of_what_it_computes():
-    assert torch.autograd.gradcheck(lambda x, m: NormLinear.apply(x, m, 1e-3), (randn(2, 3, 4), randn(5, 4)))
-    assert torch.autograd.gradcheck(SwiGLU.apply, (randn(2, 3, 8),))
+@pytest.mark.parametrize("residual", [True, False])
+def test_each_branch_has_the_gradient_of_what_it_computes(residual):
+    def feed_forward(x, gate_up, down):
+        return FeedForwardBranch.apply(x, gate_up, down, 1e-3, residual)
+
+    assert torch.autograd.gradcheck(feed_forward, (randn(2, 3, 4), randn(10, 4), randn(4, 5)))
     for rope in AXES["rope"]:
         layer, context = block_and_context(rope=rope)
         fused.prepare(shared := context(), layer.attention)
-        assert torch.autograd.gradcheck(lambda qkv, c: Attend.apply(qkv, c.turns, c.causal), (randn(2, 5, 48), shared))
+
+        def attention(x, qkv, o, shared=shared):
+            return AttentionBranch.apply(x, qkv, o, shared.turns, shared.causal, 1e-3, residual)
+
+        assert torch.autograd.gradcheck(attention, (randn(2, 5, 16), randn(48, 16), randn(16, 16)))
+
+
+def test_a_frozen_matrix_gets_no_gradient_and_the_others_theirs():
+    whole = [randn(2, 3, 4), randn(10, 4), randn(4, 5)]
+    FeedForwardBranch.apply(*whole, 1e-3, True).square().sum().backward()
+    for frozen in (1, 2):
+        some = [t.detach().requires_grad_(i != frozen) for i, t in enumerate(whole)]
+        FeedForwardBranch.apply(*some, 1e-3, True).square().sum().backward()
+        for i, t in enumerate(some):
+            assert t.grad is None if i == frozen else torch.equal(t.grad, whole[i].grad)
+
+
+def test_scores_far_apart_are_no_overflow():
+    scores = torch.tensor([[0.0, 1e4, -torch.inf], [-1e4, -1e4, -torch.inf]])
+    torch.testing.assert_close(fused.softmax_(scores.clone()), scores.softmax(-1))
 
 
 @settings(max_examples=20, deadline=None)
@@ -89,20 +111,15 @@ def test_a_context_that_is_used_again_has_neither_old_weights_nor_weights_withou
 def test_hooks_and_replaced_modules_are_not_passed_over():
     model, ids = small().double(), tokens(2, 6)
     looped, own = model, model(ids).logits
-    layer, seen = model.core[0], []
-    for module in (layer.attention, layer.attention_norm, layer.attention.qkv, layer.feed_forward.gate_up):
-        with_hook = module.register_forward_hook(lambda *_: seen.append(1))
-        model(ids, loops=1)
-        with_hook.remove()
-    assert len(seen) == 4
-
-    model = small(**EXPERTS).double()
-    for name, module in model.core[0].named_modules():
-        seen = []
-        with_hook = module.register_forward_hook(lambda *_, s=seen: s.append(1))
-        model(ids, loops=3)
-        with_hook.remove()
-        assert len(seen) == 3, name
+    layer = model.core[0]
+    for values in ({}, EXPERTS):
+        model = small(**values).double()
+        for name, module in model.core[0].named_modules():
+            seen = []
+            with_hook = module.register_forward_hook(lambda *_, s=seen: s.append(1))
+            model(ids, loops=3)
+            with_hook.remove()
+            assert len(seen) == 3, name
 
     class Adapted(torch.nn.Linear):
         def forward(self, x):
@@ -116,8 +133,8 @@ def test_hooks_and_replaced_modules_are_not_passed_over():
 
 def test_an_expert_layer_takes_the_fused_attention_and_runs_its_feed_forward_as_it_is(monkeypatch):
     model, ids, taken = small(core=1, **EXPERTS).double(), tokens(2, 6), []
-    layer, attend = model.core[0], fused.Attend.apply
-    monkeypatch.setattr(fused.Attend, "apply", lambda *a: taken.append(1) or attend(*a))
+    layer, attend = model.core[0], AttentionBranch.apply
+    monkeypatch.setattr(AttentionBranch, "apply", lambda *a: taken.append(1) or attend(*a))
     model(ids, loops=3, routes=(routes := Routes()))
     assert len(taken) == 3 == len(routes.executions), "routers are recorded on this path too"
     layer.feed_forward.register_forward_hook(lambda *_: None)
@@ -126,8 +143,9 @@ def test_an_expert_layer_takes_the_fused_attention_and_runs_its_feed_forward_as_
 
 
 def test_a_second_derivative_is_refused_not_wrong():
-    x, matrix = randn(2, 3, 4), randn(5, 4)
-    (first,) = torch.autograd.grad(NormLinear.apply(x, matrix, 1e-3).square().sum(), x, create_graph=True)
+    x, gate_up, down = randn(2, 3, 4), randn(10, 4), randn(4, 5)
+    branch = FeedForwardBranch.apply(x, gate_up, down, 1e-3, True)
+    (first,) = torch.autograd.grad(branch.square().sum(), x, create_graph=True)
     with pytest.raises(RuntimeError, match="once_differentiable"):
         first.sum().backward()
 
