@@ -19,12 +19,14 @@ from torch import nn
 from torch.autograd.function import once_differentiable
 
 LONGEST = 64  # tokens; beyond it the (T, T) weights that attention keeps outgrow what it saves
+LEAST = -80.0  # a score this far below the largest weighs less than a float32's last digit
 
 
 def suits(x: torch.Tensor, context) -> bool:
     """Whether a pass over x (B, T, D) may use these functions: short rows without padding, in full precision, on a CPU, and
-    not under autocast, which would choose another precision for each product."""
+    not under autocast, which would choose another precision for each product, nor under vmap."""
     full = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
+    full = full and not torch._C._functorch.is_batchedtensor(x)
     return full and x.device.type == "cpu" and x.shape[1] <= LONGEST and context.mask is None and context.cache is None
 
 
@@ -78,7 +80,7 @@ class AttentionBranch(torch.autograd.Function):
         parts = made.new_empty(3, B, H, T, made.shape[-1])
         turn(by_token(parts), made, turns)
         q, k, v = parts.flatten(1, 2)  # (B H, T, E)
-        weights = softmax_(torch.baddbmm(causal, q, k.transpose(1, 2)))
+        weights = causal_softmax_(torch.baddbmm(causal, q, k.transpose(1, 2)), causal.exp())
         ctx.save_for_backward(flat, scale, parts, weights, qkv, o, turns)
         ctx.residual = residual
         seen = _by_row(torch.bmm(weights, v), B)
@@ -164,9 +166,12 @@ def row_sums(x: torch.Tensor) -> torch.Tensor:
     return torch.mm(flat, flat.new_ones(flat.shape[1], 1)).view(*x.shape[:-1], 1)
 
 
-def softmax_(scores: torch.Tensor) -> torch.Tensor:
-    """Softmax over the last dimension, in place; torch's own leaves the vector units idle on rows this short."""
-    scores.sub_(scores.amax(-1, keepdim=True)).exp_()
+def causal_softmax_(scores: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    """Softmax over the last dimension, in place, of scores that are minus infinity where `seen` (T, T) is 0 (and 1 elsewhere).
+
+    torch's own leaves the vector units idle on rows this short, and an exponential that underflows takes ten times as long.
+    """
+    scores.sub_(scores.amax(-1, keepdim=True)).clamp_(min=LEAST).exp_().mul_(seen)
     return scores.div_(row_sums(scores))
 
 

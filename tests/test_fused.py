@@ -56,9 +56,13 @@ def test_a_frozen_matrix_gets_no_gradient_and_the_others_theirs():
             assert t.grad is None if i == frozen else torch.equal(t.grad, whole[i].grad)
 
 
-def test_scores_far_apart_are_no_overflow():
-    scores = torch.tensor([[0.0, 1e4, -torch.inf], [-1e4, -1e4, -torch.inf]])
-    torch.testing.assert_close(fused.softmax_(scores.clone()), scores.softmax(-1))
+def test_scores_far_apart_are_no_overflow_and_what_is_hidden_weighs_nothing():
+    seen = torch.ones(3, 3).tril()
+    for size in (1.0, 1e4):
+        scores = size * torch.tensor([[0.0, 9.0, 9.0], [-1.0, -1.0, 9.0], [1.0, -1.0, -2.0]]) + seen.log()
+        found = fused.causal_softmax_(scores.clone(), seen)
+        torch.testing.assert_close(found, scores.softmax(-1))
+        assert (found[seen == 0] == 0).all()
 
 
 @settings(max_examples=20, deadline=None)
