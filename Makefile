@@ -11,8 +11,10 @@ PIP = -m pip -qq --disable-pip-version-check install --no-compile
 READ_PROJECT = import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
     d = p["project"]; \
     print("\n".join(p["build-system"]["requires"] + d["dependencies"] + d["optional-dependencies"]["test"]))
+READ_CLUSTER = import tomllib; \
+    print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["cluster"]))
 
-.PHONY: help replicate audit test bench lock clean-env
+.PHONY: help replicate audit test bench cluster lock clean-env
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' Makefile
@@ -31,7 +33,10 @@ test: .venv/.installed  ## lint, format and all tests
 bench: .venv/.installed  ## the benchmarks
 	@$(IN) tests.bench
 
-lock:  ## resolve pyproject.toml afresh and write requirements.lock
+cluster: .venv/.installed  ## install ray beside the rest, for --engine ray
+	@.venv/bin/python $(PIP) -c requirements.lock -r requirements-cluster.lock
+
+lock:  ## resolve pyproject.toml afresh and write requirements.lock and requirements-cluster.lock
 	@rm -rf .lock-env
 	@$(PYTHON) -m venv .lock-env
 	@.lock-env/bin/python -c '$(READ_PROJECT)' > .lock-env/wanted.txt
@@ -40,6 +45,12 @@ lock:  ## resolve pyproject.toml afresh and write requirements.lock
 	@.lock-env/bin/python -m pip freeze --all --exclude pip > .lock-env/frozen.txt
 	@sed 's/+.*//' .lock-env/frozen.txt >> .lock-env/lock.txt
 	@mv .lock-env/lock.txt requirements.lock
+	@.lock-env/bin/python -c '$(READ_CLUSTER)' > .lock-env/wanted.txt
+	@.lock-env/bin/python $(PIP) -c requirements.lock -r .lock-env/wanted.txt
+	@grep '^#' requirements-cluster.lock > .lock-env/lock.txt
+	@.lock-env/bin/python -m pip freeze --all --exclude pip > .lock-env/frozen.txt
+	@sed 's/+.*//' .lock-env/frozen.txt | grep -vxFf requirements.lock >> .lock-env/lock.txt
+	@mv .lock-env/lock.txt requirements-cluster.lock
 	@rm -rf .lock-env
 
 clean-env:  ## remove the environment

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import torch
-from tqdm import tqdm
 
 from lib import BEHAVIOUR, at_hand, paths, released, released_pairs
 from lib.audit import PROMPTS, Random, Subject
@@ -22,7 +21,8 @@ from lib.evaluation import Prefix, prefix_of, read, sweep
 from lib.looped import LoopedModel
 from lib.pair_jobs import about, readings_in, same_at_one_loop
 from lib.pairs import Pair
-from lib.store import Store, key
+from lib.progress import Bar
+from lib.store import Store, key, write_array
 from lib.tasks import Instances, Task
 
 SMALL = 5_000_000  # parameters under which several threads cost more than they give
@@ -84,7 +84,7 @@ def _prompted(s: Subject):
                 group = made.groups[0]
                 before = torch.as_tensor(group.ids[0, : min(made.prefix, group.ids.shape[1] - 1)], device=model.device)
                 prefix = prefix_of(model, before, s.loops, Boundary(period)) if len(before) else None
-                np.save(folder / "moves.npy", step_sizes(model, group, s.loops, Boundary(period), prefix))
+                write_array(folder / "moves.npy", step_sizes(model, group, s.loops, Boundary(period), prefix))
 
             entry = reader.entry("prompted moves", task, task.max_depth, make, boundary=period, loops=s.loops, rows=MOVED)
             moves[task.family, period] = np.load(entry / "moves.npy")
@@ -97,7 +97,7 @@ def _prompted(s: Subject):
 def _given(s: Subject):
     """Pairs, identity and update sizes of a model that reads symbolic instances or random tokens."""
     reader, pairs, same, moves = _Reader(s), [], {}, {}
-    for task in tqdm(s.tasks, desc=s.name, disable=None):
+    for task in Bar(s.tasks, desc=s.name, disable=None):
         sets = strata(s, task)
         found = {period: readings_in(reader.readings(task, period, sets)) for period in s.periods}
         if isinstance(task, Random):
@@ -169,7 +169,7 @@ class _Reader:
 
     def moves(self, task: Task | Random, period: int, some: Instances) -> np.ndarray:
         def make(folder: Path):
-            np.save(folder / "moves.npy", step_sizes(self.loaded(), some, self.s.loops, Boundary(period)))
+            write_array(folder / "moves.npy", step_sizes(self.loaded(), some, self.s.loops, Boundary(period)))
 
         return np.load(self.entry(task, make, what="moves", boundary=period, loops=self.s.loops, rows=MOVED) / "moves.npy")
 

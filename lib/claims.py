@@ -22,6 +22,7 @@ VERDICTS = ("replicated", "same_direction", "not_replicated", "inconclusive", "n
 COLUMNS = "id section kind verdict paper ours n low high rule notebook reason".split()
 POINTS = "id task arm K value low high n p_raw p_holm delta".split()
 NOT_BUILT = "not built yet"
+OTHER_RULES = "judged by rules"
 SCALES = ("paper", "released_cpu", "overnight", "laptop")  # highest first; smoke never speaks for the replication
 TAKES = {
     "released": "the published weights",
@@ -48,9 +49,22 @@ class Judgement:
             raise ValueError(f"verdict of {self.id} is {self.verdict!r}; it must be one of {', '.join(VERDICTS)}")
 
 
+_held: dict[Path, str] = {}
+
+
+def hold(path=None) -> None:
+    """Keep to the rules as they stand now until this process ends, so that all it judges and records is by the same ones."""
+    path = Path(path or CLAIMS)
+    _held[path] = path.read_text(encoding="utf-8")
+
+
 def _read(path) -> dict:
     path = Path(path or CLAIMS)
-    content = yaml.load(path.read_text(encoding="utf-8"), getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    text = _held.get(path) or path.read_text(encoding="utf-8")
+    try:
+        content = yaml.load(text, getattr(yaml, "CSafeLoader", yaml.SafeLoader))
+    except yaml.YAMLError as error:
+        raise ValueError(f"{path} is not valid YAML: {str(error).splitlines()[0]}") from None
     if not isinstance(content, dict) or not isinstance(content.get("claims"), list):
         raise ValueError(f"{path} has no list named claims")
     return content
@@ -215,7 +229,7 @@ def _result(file: Path, claims: dict, now: str) -> tuple[list[Judgement], list[d
     except (OSError, ValueError, TypeError, AttributeError) as error:
         raise ValueError(f"{file} cannot be read as a result: {error}") from None
     if data.get("rules_hash") != now:
-        stale = f"judged by rules {data.get('rules_hash')}, now {now}"
+        stale = f"{OTHER_RULES} {data.get('rules_hash')}, now {now}"
         verdicts = [replace(j, reason=_join(j.reason, stale)) for j in verdicts]
     return verdicts, points
 

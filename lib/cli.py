@@ -7,11 +7,12 @@ import argparse
 import json
 import logging
 import os
+import signal
 import sys
 import time
 from pathlib import Path
 
-from lib import paths
+from lib import paths, stopping
 from lib.paths import SCALES
 
 
@@ -19,21 +20,31 @@ def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     args = _parser().parse_args(argv)
     logging.getLogger("papermill").setLevel(logging.ERROR)
+    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # of a stopped notebook it has much to say
     if os.environ.get("LOOPED_OUTPUTS"):  # a kernel has another working directory
         os.environ["LOOPED_OUTPUTS"] = str(paths.outputs())
     try:
-        return args.command(args)
-    except KeyboardInterrupt:
+        with stopping.stoppable():
+            return args.command(args)
+    except KeyboardInterrupt as stop:
         print(
             "Stopped. Finished runs are kept; the same command goes on where this one stopped.",
             file=sys.stderr,
         )
-        return 130
+        return 128 + getattr(stop, "number", signal.SIGINT)
     except (ValueError, RuntimeError, OSError) as error:
         if os.environ.get("LOOPED_TRACEBACK"):
             raise
-        print(f"error: {error}", file=sys.stderr)
+        print(f"error: {_sentence(error)}", file=sys.stderr)
         return 1
+
+
+def _sentence(error: Exception) -> str:
+    from lib.store import cannot_write, disk_full
+
+    if isinstance(error, OSError) and error.errno and disk_full(error):  # which names no file that failed in a write
+        return f"{error.filename or paths.outputs()} cannot be written {cannot_write(error)}"
+    return str(error)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -43,7 +54,8 @@ def _parser() -> argparse.ArgumentParser:
     run = commands.add_parser("run", help="run the notebooks at a scale and print the verdicts")
     run.add_argument("--scale", default="laptop", help=f"one of {', '.join(SCALES)}")
     run.add_argument("--only", nargs="+", metavar="NAME", help="these notebooks alone")
-    run.add_argument("--engine", default="local", choices=["local"], help="where jobs run")
+    run.add_argument("--engine", help="where jobs run: local (the default), or ray, a cluster that is there")
+    run.add_argument("--address", help="the cluster's, host:port of its head; by default auto: a cluster on this machine")
     run.add_argument("--fresh", action="store_true", help="set the run store aside first and train everything again")
     run.set_defaults(command=run_notebooks)
 
@@ -88,33 +100,74 @@ def _parser() -> argparse.ArgumentParser:
 
 def run_notebooks(args) -> int:
     """Run notebooks in order, printing each one's verdicts as they come, then the whole table and where things are."""
-    from lib import claims, params, runner
+    from lib import abreast, claims, engine, params, runner, store
 
     only = _known(args.only, runner.NOTEBOOKS)
     chosen = [name for name in runner.NOTEBOOKS if not only or name in only]
     if args.scale == "released_cpu" and not only:  # which the sections on released weights alone have
         chosen = [name for name in chosen if (paths.params() / name / "released_cpu.yaml").exists()]
-    for name in chosen:  # a mistake in the last notebook's file should not wait for the first one to run
-        params.require_device(params.load(name, args.scale))
+    # a mistake in the last notebook's file should not wait for the first one to run
+    values = {name: params.load(name, args.scale) for name in chosen}
+    for one in values.values():
+        params.require_device(one)
+    where = _engine(args)
     if args.fresh and paths.runs().exists():
-        aside = paths.runs().with_name(f"runs-{time.strftime('%Y%m%d-%H%M%S')}")
-        paths.runs().rename(aside)
-        print(f"the run store is set aside as {aside}", file=sys.stderr)
-    folder, done = paths.outputs() / args.scale, []
-    for name in chosen:
-        done.append(runner.run(name, args.scale))
-        frame = claims.write(folder)
+        if store.Store(paths.runs()).busy():
+            raise ValueError(f"another process is making a run in {paths.runs()}: wait for its end, or leave out --fresh.")
+        print(f"the run store is set aside as {_set_aside(paths.runs())}", file=sys.stderr)
+    folder, done = paths.outputs() / args.scale, {}
+
+    def finished(name: str, path: Path) -> None:
+        done[name], frame = path, claims.write(folder)
         if len(own := frame[frame["notebook"] == name]):
             print(f"\nVerdicts of {name}:\n{claims.table(own)}\n", flush=True)
+
+    with engine.environment(where), params.held(values):
+        abreast.run(chosen, args.scale, finished)
+    frame = claims.write(folder)
     built = frame[frame["reason"] != claims.NOT_BUILT]
     print(f"Verdicts at scale {args.scale} ({len(built)} of {len(frame)} claims built):\n{claims.table(built)}\n")
     print(
         "Executed notebooks:",
-        *(f"  {_near(path)}" for path in done),
+        *(f"  {_near(done[name])}" for name in chosen),
         f"  {_near(folder / 'claims.csv')}",
         sep="\n",
     )
+    if changed := params.changed(values, args.scale):
+        said = "during this run, whose results are of the values read at its start: run it again for the new ones."
+        print(f"{' and '.join(changed)} changed {said}", file=sys.stderr)
+    _tell_other_rules(frame)
     return 0
+
+
+def _engine(args) -> dict[str, str]:
+    """The environment that tells notebooks their engine. Raises ValueError or EngineError where that cannot run jobs."""
+    from lib import engine
+
+    asked = {"LOOPED_ENGINE": args.engine, "LOOPED_RAY_ADDRESS": args.address}
+    asked = {name: value for name, value in asked.items() if value}
+    with engine.environment(asked):
+        if args.address and engine.chosen()[0] != "ray":
+            raise ValueError(f"--address is {args.address}, and only --engine ray has an address.")
+        engine.require()
+    return asked
+
+
+def _tell_other_rules(frame) -> None:
+    from lib import claims
+
+    old = frame[frame["reason"].str.contains(claims.OTHER_RULES, na=False)]
+    if len(old):
+        said = f"params/claims.yaml holds other rules now than those that judged {len(old)} of {len(frame)} claims"
+        print(f"{said}: run {', '.join(old['notebook'].unique())} again.", file=sys.stderr)
+
+
+def _set_aside(folder: Path) -> Path:
+    """Rename a folder by the present time; a clock that was set back may have given that name before."""
+    name, n = f"{folder.name}-{time.strftime('%Y%m%d-%H%M%S')}", 1
+    while os.path.lexists(aside := folder.with_name(name if n == 1 else f"{name}-{n}")):
+        n += 1
+    return folder.rename(aside)
 
 
 def _near(path: Path) -> Path:
@@ -130,6 +183,7 @@ def print_claims(args) -> int:
         raise ValueError(f"scale is {args.scale!r}: it must be one of {', '.join(SCALES)}.")
     frame, _ = claims.collect(paths.outputs() / args.scale)
     print(json.dumps(json.loads(frame.to_json(orient="records")), indent=1) if args.json else claims.table(frame))
+    _tell_other_rules(frame)
     return 0
 
 
@@ -186,7 +240,7 @@ def diagnose(args) -> int:
 
 def write_readme(args) -> int:
     """Write README.md's generated parts, or with --check say whether they are as they should be."""
-    from lib import readme
+    from lib import readme, store
 
     path = paths.ROOT / "README.md"
     old = path.read_text(encoding="utf-8")
@@ -194,7 +248,7 @@ def write_readme(args) -> int:
     if args.check and new != old:
         raise ValueError("README.md does not say what the results say: run `python -m lib readme`.")
     if not args.check:
-        path.write_text(new, encoding="utf-8")
+        store.write_atomic(path, new)
     return 0
 
 

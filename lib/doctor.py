@@ -3,15 +3,17 @@
 import json
 import platform
 import shutil
-from importlib.metadata import version
+from contextlib import suppress
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import jupytext
 import torch
 
 from lib import BEHAVIOUR, claims, paths, released
+from lib.engine import cores
 from lib.results import PACKAGES, hardware
-from lib.store import Store
+from lib.store import SPEC, Store
 
 
 def report() -> tuple[list[str], bool]:
@@ -23,11 +25,12 @@ def report() -> tuple[list[str], bool]:
         f"machine     {machine['processor']}, {machine['cores']} cores, {machine['memory_gib']} GiB, "
         f"GPU: {', '.join(gpus) or 'none'}",
     ]
+    lines.append(f"engines     local with {cores()} processes at once; {_ray()}")
     health = Store(paths.runs()).health()
     disk = shutil.disk_usage(paths.ROOT).free / 2**30
     lines.append(
-        f"store       {health['finished']} runs, {health['partial']} unfinished, {health['corrupt']} corrupt, "
-        f"{health['bytes'] / 2**20:.1f} MiB; {disk:.0f} GiB of disk free"
+        f"store       {health['finished']} runs{other_behaviour()}, {health['partial']} unfinished, "
+        f"{health['corrupt']} corrupt, {health['bytes'] / 2**20:.1f} MiB; {disk:.0f} GiB of disk free"
     )
     known = [entry for entry in released.catalogue() if entry.plan]
     lines.append(f"models      {sum(released.present(e.id) is not None for e in known)} of {len(known)} loadable ones are here")
@@ -36,6 +39,12 @@ def report() -> tuple[list[str], bool]:
     lines.append(f"behaviour   version {BEHAVIOUR}; {'; '.join(map(told, old)) or 'no result is older'}")
     lines.append(f"rules       {claims.rules_hash()}, {len(claims.load())} claims")
     return lines, not (unpaired or old or health["corrupt"])
+
+
+def _ray() -> str:
+    with suppress(PackageNotFoundError):
+        return f"ray {version('ray')}"
+    return "ray is not installed (make cluster)"
 
 
 def out_of_sync(folder: Path | None = None) -> list[str]:
@@ -53,6 +62,15 @@ def out_of_sync(folder: Path | None = None) -> list[str]:
 
 def _cells(path: Path) -> list[tuple]:
     return [(c.cell_type, c.source, c.metadata.get("tags", [])) for c in jupytext.read(path).cells]
+
+
+def other_behaviour() -> str:
+    """How many of the store's runs another behaviour version than the code's made, in brackets; nothing where none."""
+    found = 0
+    for file in paths.runs().glob(f"*/{SPEC}"):
+        with suppress(OSError, ValueError, AttributeError):  # the store's health counts what cannot be read
+            found += "." not in file.parent.name and json.loads(file.read_bytes()).get("behaviour") != BEHAVIOUR
+    return f" ({found} of another behaviour version, kept and never read)" if found else ""
 
 
 def stale() -> list[tuple[str, str, int]]:

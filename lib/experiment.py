@@ -15,7 +15,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from lib import BEHAVIOUR, engine
+from lib import BEHAVIOUR, engine, together
 from lib.boundary import Boundary, every, never
 from lib.evaluation import Readings, read, summary
 from lib.looped import LoopedModel, build
@@ -108,7 +108,10 @@ def train_and_sweep(job: Job, report=None) -> dict:
 
 
 def make(jobs: list[Job], workers: int | None = None, title: str = "") -> list[dict]:
-    """`train_and_sweep` of every job, in worker processes; jobs that the store holds whole are only looked up."""
+    """`train_and_sweep` of every job, in worker processes; jobs that the store holds whole are only looked up.
+
+    On a GPU all seeds of an arm are trained first, at once."""
+    workers = 1 if together.ahead(jobs, title) else workers
     return engine.map_missing(train_and_sweep, jobs, stored, workers, title)
 
 

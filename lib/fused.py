@@ -26,7 +26,7 @@ def suits(x: torch.Tensor, context) -> bool:
     """Whether a pass over x (B, T, D) may use these functions: short rows without padding, in full precision, on a CPU, and
     not under autocast, which would choose another precision for each product, nor under vmap."""
     full = x.dtype in (torch.float32, torch.float64) and not torch.is_autocast_enabled("cpu")
-    full = full and not torch._C._functorch.is_batchedtensor(x)
+    full = full and not torch._C._are_functorch_transforms_active()
     return full and x.device.type == "cpu" and x.shape[1] <= LONGEST and context.mask is None and context.cache is None
 
 

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 import torch
 
-from lib import BEHAVIOUR, axes_arms, engine, experts
+from lib import BEHAVIOUR, axes_arms, engine, experts, together
 from lib.evaluation import batches
 from lib.experts import Routes
 from lib.looped import LoopedModel
@@ -175,7 +175,10 @@ def stored(job: Job) -> dict[str, Path] | None:
 
 
 def make(jobs: list[Job], workers: int | None = None, title: str = "") -> list[dict]:
-    """`train_and_score` of every job, in worker processes; jobs that the store holds whole are only looked up."""
+    """`train_and_score` of every job, in worker processes; jobs that the store holds whole are only looked up.
+
+    On a GPU all seeds of an arm are trained first, at once."""
+    workers = 1 if together.ahead(jobs, title) else workers
     return engine.map_missing(train_and_score, jobs, stored, workers, title)
 
 

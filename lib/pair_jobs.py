@@ -14,14 +14,14 @@ import numpy as np
 import pandas as pd
 import torch
 
-from lib import BEHAVIOUR, engine, standins
+from lib import BEHAVIOUR, engine, standins, together
 from lib.boundary import Boundary
 from lib.evaluation import Readings, joined, read
 from lib.looped import LoopedModel, at_positions
 from lib.mixture import Mixture
 from lib.pairs import NEVER, Pair
 from lib.probe import Probe, probe
-from lib.store import Store, key
+from lib.store import Store, key, write_array
 from lib.tasks import Instances, Task, evaluation_set, floor
 from lib.training import Run, load, trained
 
@@ -85,7 +85,7 @@ def _readings(model: LoopedModel, instances: list[Instances], spec: dict) -> Cal
 def _states(model: LoopedModel, instances: list[Instances], spec: dict) -> Callable[[Path], None]:
     def build(folder: Path):
         parts = [states_at(model, some, spec["loops"], Boundary(spec["boundary"])) for some in instances]
-        np.save(folder / "states.npy", np.concatenate(parts))
+        write_array(folder / "states.npy", np.concatenate(parts))
 
     return build
 
@@ -112,7 +112,10 @@ def stored(job: Job) -> dict | None:
 
 
 def make(jobs: list[Job], workers: int | None = None, title: str = "") -> list[dict]:
-    """`train_and_read` of every job, in worker processes; jobs that the store holds whole are only looked up."""
+    """`train_and_read` of every job, in worker processes; jobs that the store holds whole are only looked up.
+
+    On a GPU all seeds of an arm are trained first, at once."""
+    workers = 1 if together.ahead(jobs, title) else workers
     return engine.map_missing(train_and_read, jobs, stored, workers, title)
 
 

@@ -1,6 +1,10 @@
 """Parameter files: complete, flat, and checked against the notebook's own parameters cell before anything runs."""
 
+import json
+import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -24,6 +28,7 @@ TYPES = {
 POSITIVE = Annotated[float, Field(gt=0, allow_inf_nan=False)]
 ZERO_UP = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 COUNT = Annotated[int, Field(ge=1)]
+HELD = "LOOPED_PARAMS"  # environment variable: values that were read before, as JSON
 FAMILIES = ("circuit", "hops")  # that a notebook of its own arms trains on
 ALL_FAMILIES = (*FAMILIES, "paragg")
 STYLES = ("ouro-1", "ouro-2", "huginn")  # those of `standins`
@@ -94,8 +99,35 @@ def path_of(notebook: str, scale: str) -> Path:
     return path
 
 
+@contextmanager
+def held(loaded: dict[str, dict]) -> Iterator[None]:
+    """Within it `load` returns these values, by notebook, at their scale, here and in every process that is started, whatever
+    becomes of the files."""
+    os.environ[HELD] = json.dumps(loaded)
+    try:
+        yield
+    finally:
+        del os.environ[HELD]
+
+
+def changed(loaded: dict[str, dict], scale: str) -> list[str]:
+    """The files of these values, by notebook, that say something else by now."""
+    files = {notebook: f"params/{notebook}/{scale}.yaml" for notebook in loaded}
+    return [file for notebook, file in files.items() if _now(paths.params() / notebook / f"{scale}.yaml") != loaded[notebook]]
+
+
+def _now(path: Path) -> dict | None:
+    try:
+        return _given(path)
+    except (OSError, ParamsError):
+        return None
+
+
 def load(notebook: str, scale: str) -> dict:
     """The checked parameters of a notebook at a scale. Raises ParamsError, see there."""
+    known = json.loads(os.environ.get(HELD, "{}")).get(notebook)
+    if known and known["scale"] == scale:
+        return known
     path = path_of(notebook, scale)
     values = check(path, notebook_parameters(paths.notebooks() / f"{notebook}.py"))
     if values["scale"] != scale:
@@ -135,6 +167,10 @@ def check(path: Path, schema: dict[str, dict]) -> dict:
 
     Raises ParamsError for text that is no YAML, and for an unknown, missing, mistyped or impossible value.
     """
+    return _checked(_name(path), _given(path), schema)
+
+
+def _given(path: Path) -> dict:
     name = _name(path)
     try:
         given = yaml.load(path.read_text(encoding="utf-8"), Loader=_Once)
@@ -142,7 +178,7 @@ def check(path: Path, schema: dict[str, dict]) -> dict:
         raise ParamsError(f"{name} is not valid YAML: {str(error).splitlines()[0]}.") from None
     if not isinstance(given, dict) or not all(isinstance(key, str) for key in given):
         raise ParamsError(f"{name} must be lines of `key: value`, one a parameter.")
-    return _checked(name, given, schema)
+    return given
 
 
 def _name(path: Path) -> str:

@@ -9,6 +9,7 @@ import pandas as pd
 from lib import axes_arms, experiment, group_scores, pair_jobs, params, paths, standins
 from lib.boundary import Boundary
 from lib.experiment import Job
+from lib.store import write_atomic
 from lib.task_groups import GROUPS
 
 RATES = (2.0e-3, 4.0e-3, 8.0e-3)
@@ -40,7 +41,7 @@ def stand_ins(scale: str) -> pd.DataFrame:
         found = {task: pair_jobs.readings_in(folders[task, job.periods[0]]) for task in p["tasks"]}
         rows.append(cell | {task: (r.prediction[-1] == r.answer).mean() for task, r in found.items()})
     frame = pd.DataFrame(rows)
-    frame.to_csv(paths.params() / STAND_INS / f"pilot_{scale}.csv", index=False, float_format="%.6g")
+    _keep(frame, STAND_INS, scale)
     return frame
 
 
@@ -58,7 +59,7 @@ def axes(scale: str, notebook: str) -> pd.DataFrame:
     frame = scores.pivot(index=list(cells[0]), columns="task", values="value")
     frame["mean"] = sum(frame[list(tasks)].mean(axis=1) for tasks in GROUPS.values()) / len(GROUPS)
     frame = frame.reindex(pd.MultiIndex.from_frame(pd.DataFrame(cells))).reset_index()
-    frame.to_csv(paths.params() / notebook / f"pilot_{scale}.csv", index=False, float_format="%.6g")
+    _keep(frame, notebook, scale)
     return frame
 
 
@@ -89,8 +90,13 @@ def run(scale: str, notebook: str = FIRST) -> pd.DataFrame:
         at_one = accuracy[1] if notebook == FIRST and cell["arm"] == "no_norm" else None
         rows.append(cell | {"accuracy_r0": accuracy[job.run.config().loops], "accuracy_1": at_one})
     frame = pd.DataFrame(rows)
-    frame.to_csv(paths.params() / notebook / f"pilot_{scale}.csv", index=False, float_format="%.6g")
+    _keep(frame, notebook, scale)
     return frame
+
+
+def _keep(frame: pd.DataFrame, notebook: str, scale: str) -> None:
+    """Write a pilot's table beside the parameters it led to."""
+    write_atomic(paths.params() / notebook / f"pilot_{scale}.csv", frame.to_csv(index=False, float_format="%.6g"))
 
 
 def _all_rates(p: dict, lr: float) -> dict:

@@ -14,6 +14,15 @@ from lib.store import write_atomic
 SHOW_EVERY = 0.5  # seconds
 
 
+class Bar(tqdm):
+    """tqdm's bar by a clock that nobody sets back."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self._time = time.monotonic
+        self.start_t = self.last_print_t = self._time()
+
+
 @dataclass
 class Progress:
     """How far all jobs are together: a bar on stderr, or where LOOPED_PROGRESS names a file, that file.
@@ -30,13 +39,13 @@ class Progress:
     ended: set[int] = field(default_factory=set)
     note: str = ""
     shown: float = 0.0
-    bar: tqdm | None = None
+    bar: Bar | None = None
 
     def __post_init__(self):
         self.file, self.start = os.environ.get("LOOPED_PROGRESS"), time.monotonic()
         if not self.file and self.runs:
             style = "{desc} {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}{postfix}]"
-            self.bar = tqdm(total=1, desc=self.title, bar_format=style, file=sys.stderr)
+            self.bar = Bar(total=1, desc=self.title, bar_format=style, file=sys.stderr)
 
     def report(self, job: int, done: float, total: float, note: str = "") -> None:
         """A job has done so many of its steps."""

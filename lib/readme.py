@@ -55,11 +55,29 @@ def facts() -> str:
 
 
 def bench() -> str:
-    """The benchmark's ratios, from outputs/bench.json."""
+    """The benchmark's medians and aims, from outputs/bench.json; then by how much an aim was missed, and why."""
     file = paths.outputs() / "bench.json"
-    if not file.exists():
+    sections = json.loads(file.read_text(encoding="utf-8")).get("sections") if file.exists() else None
+    if not sections:
         return "Not measured yet: `make bench` writes it."
-    data = json.loads(file.read_text(encoding="utf-8"))
-    lines = ["| measured | median | against | aim |", "|---|---|---|---|"]
-    lines += [f"| {r['name']} | {r['median']:.3g} {r['unit']} | {r['against']} | {r['aim']} |" for r in data["rows"]]
-    return "\n".join([*lines, "", f"Measured on {data['machine']}."])
+    lines, notes, machines = ["| measured | median | against | aim |", "|---|---|---|---|"], [], {}
+    for name, section in sections.items():
+        machines.setdefault(section["machine"], []).append(name)
+        for r in section["rows"]:
+            aim, share = aim_of(r)
+            lines.append(f"| {r['name']} | {r['median']:.3g} {r['unit']} | {r['against']} | {aim} |")
+            if share:
+                notes.append(f"- Missed by {share:.0%}: {r['name']}. The reason: {r['why'] or 'not known'}.")
+            if r["note"]:
+                notes.append(f"- {r['name']}: {r['note']}.")
+    where = [f"{machine} ({', '.join(names)})" if len(machines) > 1 else machine for machine, names in machines.items()]
+    return "\n".join([*lines, "", *notes, *([""] if notes else []), f"Measured on {'; '.join(where)}."])
+
+
+def aim_of(r: dict) -> tuple[str, float]:
+    """A benchmark row's aim in words, and the share of the aim by which the median misses it, 0 where it does not."""
+    if (aim := r["at_least"]) is not None:
+        return f"at least {aim:g}", max(0.0, 1 - r["median"] / aim)
+    if (aim := r["at_most"]) is not None:
+        return f"at most {aim:g}", max(0.0, r["median"] / aim - 1)
+    return "", 0.0

@@ -23,7 +23,7 @@ from lib.boundary import Boundary
 from lib.evaluation import read
 from lib.looped import LoopedModel, at_positions
 from lib.tasks import evaluation_set, training_batches
-from lib.training import Run, load, log, read_checkpoint, save_checkpoint
+from lib.training import OTHER_LAYOUT, Run, load, log, read_checkpoint, save_checkpoint
 
 PARTS = ("head", "layer")
 CLIP = 1.0  # largest gradient norm, as in training
@@ -89,17 +89,20 @@ def refitted(
     The batches are gone round in order. A checkpoint is left in `folder` at every count, and resumed from: earlier counts
     are then not yielded again. report(done, total) is called as it goes.
     """
-    model, last = frozen(model), refit.steps[-1]
-    parameters = free(model, refit.part)
-    optimizer = torch.optim.AdamW(parameters, lr=refit.lr, weight_decay=0.0, fused=True)
+    trained, last = model, refit.steps[-1]
+    model, parameters, optimizer = _fresh(trained, refit)
     known = states(model, batches, boundary) if refit.part == "head" else None
     checkpoint, start = folder and folder / "checkpoint.pt", 0
     if saved := checkpoint and read_checkpoint(checkpoint, str(model.device)):
-        model.load_state_dict(saved["model"])
-        optimizer.load_state_dict(saved["optimizer"])
-        start = saved["step"]
-        log(folder, f"resumed from step {start} of {last}")
-    else:
+        try:
+            model.load_state_dict(saved["model"])
+            optimizer.load_state_dict(saved["optimizer"])
+            start = saved["step"]
+            log(folder, f"resumed from step {start} of {last}")
+        except OTHER_LAYOUT:
+            log(folder, "the checkpoint is of another layout and is not read")
+            model, parameters, optimizer = _fresh(trained, refit)
+    if not start:
         yield 0, model
     for step in range(start, last):
         if known:
@@ -119,6 +122,13 @@ def refitted(
             if checkpoint:  # only now: what was yielded has been read
                 state = {"model": model.state_dict(), "optimizer": optimizer.state_dict(), "step": step + 1}
                 save_checkpoint(state, checkpoint)
+
+
+def _fresh(model: LoopedModel, refit: Refit) -> tuple[LoopedModel, list[nn.Parameter], torch.optim.Optimizer]:
+    """A copy of which only the refit's part may move, that part's parameters, and their optimiser."""
+    model = frozen(model)
+    parameters = free(model, refit.part)
+    return model, parameters, torch.optim.AdamW(parameters, lr=refit.lr, weight_decay=0.0, fused=True)
 
 
 def _tensors(model: LoopedModel, batch) -> tuple[torch.Tensor, ...]:

@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 from lib import BEHAVIOUR, prompts, released
 from lib.boundary import Boundary
@@ -22,7 +21,8 @@ from lib.looped import LoopedModel
 from lib.pair_jobs import about, readings_in, same_at_one_loop, states_at
 from lib.pairs import NEVER, Pair
 from lib.probe import Probe, probe
-from lib.store import Store, key
+from lib.progress import Bar
+from lib.store import Store, key, write_array
 from lib.tasks import Task
 
 NAMES = {"huginn-0125": "Huginn-3.5B"}  # as the contract paper calls it; the others are called by their folder
@@ -130,7 +130,7 @@ class Reader:
         def build(folder: Path):
             made, model = self.prompts_of(task, d), self.loaded()
             how = (model.config.loops, Boundary(NEVER), self.job.batch_size)
-            np.save(folder / "states.npy", np.concatenate([states_at(model, g, *how) for g in made.groups])[made.order])
+            write_array(folder / "states.npy", np.concatenate([states_at(model, g, *how) for g in made.groups])[made.order])
 
         return self.entry("prompted states", task, d, build, boundary=NEVER)
 
@@ -146,7 +146,7 @@ def pairs(job: Job) -> tuple[list[Pair], list[Probe], dict[str, bool]]:
     todo = [(task, what, d) for task in job.tasks for what in (*job.periods, *["states"] * job.probed)
             for d in range(1, task.max_depth + 1)]  # fmt: skip
     folders, states = {}, {}
-    for task, what, d in tqdm(todo, desc=job.name, disable=None):
+    for task, what, d in Bar(todo, desc=job.name, disable=None):
         if what == "states":
             states[task.family, d] = np.load(reader.states(task, d) / "states.npy")
         else:

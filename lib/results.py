@@ -7,7 +7,11 @@ import json
 import os
 import platform
 import shutil
+import signal
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import date
 from importlib.metadata import version
@@ -17,8 +21,8 @@ import altair as alt
 import numpy as np
 import pandas as pd
 
-from lib import BEHAVIOUR, claims, engine, paths
-from lib.store import write_atomic
+from lib import BEHAVIOUR, claims, engine, leftovers, paths
+from lib.store import cannot_write, write_atomic
 
 PACKAGES = ("torch", "transformers", "numpy", "scipy", "pandas", "altair")
 
@@ -34,12 +38,14 @@ class Results:
 
     def table(self, frame: pd.DataFrame, name: str) -> pd.DataFrame:
         """Keep a table as <name>.csv with 6 significant digits; returns it."""
-        frame.to_csv(self.staging / f"{name}.csv", index=False, float_format="%.6g")
+        with _sentence(self.staging.parent):
+            frame.to_csv(self.staging / f"{name}.csv", index=False, float_format="%.6g")
         return frame
 
     def chart(self, chart: alt.TopLevelMixin, name: str) -> alt.TopLevelMixin:
         """Keep a chart as <name>.png; returns it, so that the cell shows it."""
-        chart.save(self.staging / f"{name}.png", scale_factor=1.5)
+        with _sentence(self.staging.parent):
+            chart.save(self.staging / f"{name}.png", scale_factor=1.5)
         return chart
 
     def finish(self, params: dict, judgements: list[claims.Judgement], figures: dict, training_seconds: float = 0.0) -> Path:
@@ -61,33 +67,53 @@ class Results:
             "figures": figures,
         } | claims.as_result(judgements)
         text = json.dumps(_short(result), indent=1, sort_keys=True, allow_nan=False)
-        write_atomic(self.staging / "result.json", text + "\n")
         final = paths.outputs() / self.scale / self.notebook
-        final.mkdir(parents=True, exist_ok=True)
-        new = {path.name for path in self.staging.iterdir()}
-        for path in self.staging.iterdir():
-            os.replace(path, final / path.name)
-        for path in final.iterdir():
-            if path.name not in new and path.suffix in (".csv", ".png"):
-                path.unlink()
-        self.staging.rmdir()
+        with _sentence(self.staging.parent):
+            write_atomic(self.staging / "result.json", text + "\n")
+            final.mkdir(parents=True, exist_ok=True)
+            # its verdicts last, so that a kill in between leaves none of tables that are not there
+            new = sorted((path.name for path in self.staging.iterdir()), key=lambda name: name == "result.json")
+            with _uninterrupted():
+                for name in new:
+                    os.replace(self.staging / name, final / name)
+                for path in final.iterdir():
+                    if path.name not in new and path.suffix in (".csv", ".png"):
+                        path.unlink(missing_ok=True)
+                self.staging.rmdir()
         return final
 
 
 def begin(notebook: str, scale: str) -> Results:
     """Open a notebook's results at a scale. Raises OSError, one sentence, when the outputs folder cannot be written."""
     folder = paths.outputs() / scale
-    try:
+    claims.hold()
+    with _sentence(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        for old in folder.glob(f".staging-{notebook}-*"):
-            if not Path(f"/proc/{old.name.rsplit('-', 1)[1]}").exists():
-                shutil.rmtree(old, ignore_errors=True)
+        leftovers.sweep()
         staging = folder / f".staging-{notebook}-{os.getpid()}"
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
-    except OSError as error:
-        raise OSError(f"{folder} cannot be written ({error.strerror}): make it writable, or set LOOPED_OUTPUTS") from None
     return Results(notebook, scale, staging)
+
+
+@contextmanager
+def _sentence(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"{folder} cannot be written {cannot_write(error)}") from None
+
+
+@contextmanager
+def _uninterrupted() -> Iterator[None]:
+    """Ignores the interrupt that ends a cell: whoever stops a notebook at its very end gets whole results, new or old."""
+    main = threading.current_thread() is threading.main_thread()  # no other is ever interrupted
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN) if main else None
+    try:
+        yield
+    finally:
+        if main:
+            signal.signal(signal.SIGINT, before)
 
 
 def hardware() -> dict:

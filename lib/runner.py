@@ -17,8 +17,8 @@ from nbconvert.preprocessors import CellExecutionError, ExecutePreprocessor
 from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 
-from lib import params, paths
-from lib.store import write_atomic
+from lib import leftovers, params, paths
+from lib.store import GOES_ON, cannot_write, write_atomic
 
 NOTEBOOKS = (  # in the order they run
     "00_reading_guide",
@@ -34,7 +34,11 @@ NOTEBOOKS = (  # in the order they run
     "99_verdicts",
 )
 ALONE = ("audit",)  # run for one model at a time, by `python -m lib audit`
-QUIET_KERNEL = ["--IPKernelApp.log_level=40"]  # errors alone: a kernel on this very machine need not warn of its network
+# a cell's error is told by other ways: what a kernel and its loop log is about their own end
+QUIET_KERNEL = [
+    "--IPKernelApp.log_level=50",
+    "--IPKernelApp.exec_lines=__import__('logging').getLogger('asyncio').setLevel(50)",
+]
 CELL_SECONDS = 7 * 24 * 3600  # a cell may train for days at the paper's scale, but not for ever
 QUIET_EVERY = 30.0  # seconds between progress lines where there is no terminal
 
@@ -43,15 +47,15 @@ class NotebookError(RuntimeError):
     """A notebook did not run through; one sentence naming the notebook and the cell."""
 
 
-def run(notebook: str, scale: str) -> Path:
-    """Execute a notebook at a scale; returns outputs/<scale>/<notebook>/notebook.ipynb.
+def run(notebook: str, scale: str, line: int = 0) -> Path:
+    """Execute a notebook at a scale; returns outputs/<scale>/<notebook>/notebook.ipynb. line: of the terminal, for its bar.
 
     Raises ParamsError before anything runs when the parameters are wrong, else as `execute` does.
     """
-    return execute(notebook, params.load(notebook, scale), scale, notebook)
+    return execute(notebook, params.load(notebook, scale), scale, notebook, line)
 
 
-def execute(notebook: str, values: dict, scale: str, name: str) -> Path:
+def execute(notebook: str, values: dict, scale: str, name: str, line: int = 0) -> Path:
     """Execute a notebook with these parameters in a fresh process; returns outputs/<scale>/<name>/notebook.ipynb.
 
     Raises NotebookError when a cell raises: then the executed copy is in outputs/failed/ and earlier results stand.
@@ -62,15 +66,15 @@ def execute(notebook: str, values: dict, scale: str, name: str) -> Path:
     working = failed.with_name(f".{failed.stem}-{os.getpid()}.ipynb")
     try:
         failed.parent.mkdir(parents=True, exist_ok=True)
+        leftovers.sweep()
         # the .py is the source: what runs is made from it, whatever the .ipynb beside it says
         nbformat.write(jupytext.read(paths.notebooks() / f"{notebook}.py"), working)
     except OSError as error:
-        raise NotebookError(
-            f"{outputs} cannot be written ({error.strerror}): make it writable, or set LOOPED_OUTPUTS to another folder."
-        ) from None
+        working.unlink(missing_ok=True)
+        raise NotebookError(f"{outputs} cannot be written {cannot_write(error)}") from None
     progress = outputs / f"progress-{os.getpid()}.json"
-    with _Watch(f"{name} ({scale})", progress):
-        try:
+    try:
+        with _Watch(f"{name} ({scale})", progress, line):
             papermill.execute_notebook(
                 str(working),
                 str(working),
@@ -81,18 +85,26 @@ def execute(notebook: str, values: dict, scale: str, name: str) -> Path:
                 execution_timeout=CELL_SECONDS,
                 extra_arguments=QUIET_KERNEL,
             )
-        except PapermillExecutionError as error:
-            working.replace(failed)
-            raise NotebookError(_failure(notebook, scale, failed, f"{error.ename}: {error.evalue}")) from None
-        except (DeadKernelError, CellTimeoutError) as error:
-            working.replace(failed)
-            raise NotebookError(_failure(notebook, scale, failed, f"{type(error).__name__}: {error}")) from None
-    executed = nbformat.read(working, as_version=4)
-    final.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(final, nbformat.writes(scrub(executed)) + "\n")
-    working.unlink()
+        executed = nbformat.read(working, as_version=4)
+        final.parent.mkdir(parents=True, exist_ok=True)
+        write_atomic(final, nbformat.writes(scrub(executed)) + "\n")
+    except (PapermillExecutionError, DeadKernelError, CellTimeoutError) as error:
+        working.replace(failed)
+        raise NotebookError(_failure(notebook, scale, failed, _told(error))) from None
+    finally:  # also when it is stopped
+        working.unlink(missing_ok=True)
+        leftovers.sweep()
     failed.unlink(missing_ok=True)
     return final
+
+
+def _told(error: Exception) -> str:
+    """What an error says, and of a process that was killed what to do."""
+    if isinstance(error, PapermillExecutionError):
+        return f"{error.ename}: {error.evalue}"
+    if isinstance(error, DeadKernelError):
+        return f"DeadKernelError: its process was killed, or memory ran out; finished runs are kept, and {GOES_ON}"
+    return f"{type(error).__name__}: {error}"
 
 
 def _failure(notebook: str, scale: str, failed: Path, told: str) -> str:
@@ -103,7 +115,7 @@ def _failure(notebook: str, scale: str, failed: Path, told: str) -> str:
     raised = (i for i, c in enumerate(cells, 1) if any(o.output_type == "error" for o in c.outputs))
     started = [i for i, c in enumerate(cells, 1) if c.execution_count is not None]  # the last one, where a kernel died
     bad = next(raised, None) or max(started, default=1)
-    said = re.sub(r"\x1b\[[0-9;]*m", "", told).strip().splitlines()[0]
+    said = re.sub(r"\x1b\[[0-9;]*m", "", told).strip().splitlines()[0].rstrip(".")
     return f"notebooks/{notebook}.py at scale {scale}: code cell {bad} failed with {said} (executed copy: {failed})."
 
 
@@ -146,12 +158,13 @@ def scrub(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
 class _Watch(threading.Thread):
     """Shows the progress file that the notebook's engine writes: a bar on a terminal, a line now and then elsewhere."""
 
-    def __init__(self, title: str, file: Path):
+    def __init__(self, title: str, file: Path, line: int = 0):
         super().__init__(daemon=True)
-        self.title, self.file, self.over = title, file, threading.Event()
+        self.title, self.file, self.line, self.over = title, file, line, threading.Event()
         self.terminal = sys.stderr.isatty()
 
     def __enter__(self):
+        self.before = os.environ.get("LOOPED_PROGRESS")
         os.environ["LOOPED_PROGRESS"] = str(self.file)  # inherited by the kernel
         self.started = time.monotonic()
         self.start()
@@ -161,12 +174,16 @@ class _Watch(threading.Thread):
         self.join()
         self.file.unlink(missing_ok=True)
         del os.environ["LOOPED_PROGRESS"]
+        if self.before is not None:
+            os.environ["LOOPED_PROGRESS"] = self.before
         print(f"{self.title}: {time.monotonic() - self.started:.0f} s", file=sys.stderr)
 
     def run(self):
         bar = tqdm(
             desc=self.title,
             total=1,
+            position=self.line,
+            leave=not self.line,
             bar_format="{desc} {percentage:3.0f}%|{bar}| {postfix}",
             disable=not self.terminal,
         )

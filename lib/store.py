@@ -8,21 +8,33 @@
 <root>/log.txt            what was found corrupt, and when
 """
 
+import errno
 import fcntl
 import hashlib
+import io
 import json
 import math
 import os
 import secrets
 import shutil
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 
+import numpy as np
+
 MANIFEST = "MANIFEST.json"
 SPEC = "spec.json"
+GOES_ON = "the same command goes on where this one stopped"
+TEMPORARY = ".*.tmp"  # as `write_atomic` names what it has not finished
+SPACE = "free some space"
+FULL = {  # what an error's text says of a file that cannot grow -> what to do
+    os.strerror(errno.ENOSPC): SPACE,
+    os.strerror(errno.EDQUOT): SPACE,
+    os.strerror(errno.EFBIG): "lift the limit on the size of files",
+}
 
 
 class StoreError(RuntimeError):
@@ -71,6 +83,26 @@ def write_atomic(path: str | os.PathLike, data: bytes | str) -> None:
         temporary.unlink(missing_ok=True)
 
 
+def write_array(path: str | os.PathLike, array: np.ndarray) -> None:
+    """Writes an array as .npy, whole or not at all. Raises OSError."""
+    buffer = io.BytesIO()  # into a file, numpy loses an array's end on a full disk without a word
+    np.save(buffer, array)
+    write_atomic(path, buffer.getvalue())
+
+
+def disk_full(error: Exception) -> bool:
+    """Whether an error says that a disk, or what one may take of it, is full."""
+    return any(text in str(error) for text in FULL)  # not its number: shutil's and safetensors' errors have none
+
+
+def cannot_write(error: Exception) -> str:
+    """Why a folder cannot be written, and what to do about it: the end of a sentence."""
+    for text, remedy in FULL.items():
+        if text in str(error):
+            return f"({text}): {remedy}, and {GOES_ON}."
+    return f"({getattr(error, 'strerror', None) or error}): make it writable, or set LOOPED_OUTPUTS to another folder."
+
+
 @dataclass(frozen=True)
 class Store:
     """The runs below one folder, which is made when the first run is. Processes may share it."""
@@ -106,25 +138,35 @@ class Store:
         build(folder) leaves the run's files in the folder it is given; files named checkpoint* serve to
         resume and are not kept. When it raises or is killed the folder stays, and the next call gets it as it
         was. A second process that asks for the same run waits for the first. Raises StoreError where the
-        store cannot be written, and whatever build raises.
+        store cannot be written or its disk is full, and whatever else build raises.
         """
-        partial = self.root / f"{key}.partial"
-        if not partial.exists() and (found := self.find(key)):
-            return found
-        with self._sentence():
-            self.root.mkdir(parents=True, exist_ok=True)
-            lock = _acquire(self._lock(key))
-        try:
+        return self.make_all([key], [spec], lambda partials: build(partials[key]))[0]
+
+    def make_all(self, keys: Sequence[str], specs: Sequence[dict], build: Callable[[dict[str, Path]], object]) -> list[Path]:
+        """`make` of several runs that are made together: build({key: folder}) is called once, for those that are missing."""
+        wanted = dict(zip(keys, specs, strict=True))
+        partial = {key: self.root / f"{key}.partial" for key in wanted}
+        found = {key: self.find(key) for key in wanted if not partial[key].exists()}
+        missing = [key for key in wanted if not found.get(key)]
+        with ExitStack() as held:
             with self._sentence():
-                if found := self._find_locked(key):
-                    shutil.rmtree(partial, ignore_errors=True)  # left by a kill just after the publishing
-                    return found
-                partial.mkdir(exist_ok=True)
-            build(partial)
-            with self._sentence():
-                return self._publish(key, spec, partial)
-        finally:
-            _release(self._lock(key), lock)
+                for key in sorted(missing):  # in one order, so that no two processes wait for each other
+                    self.root.mkdir(parents=True, exist_ok=True)
+                    held.callback(_release, self._lock(key), _acquire(self._lock(key)))
+                found |= {key: self._find_locked(key) for key in missing}
+                for key in missing:
+                    if found[key]:
+                        shutil.rmtree(partial[key], ignore_errors=True)  # left by a kill just after the publishing
+                        continue
+                    partial[key].mkdir(exist_ok=True)
+                    for left in partial[key].glob(TEMPORARY):  # by a kill in the middle of a write
+                        left.unlink()
+            if lacking := {key: partial[key] for key in missing if not found[key]}:
+                with self._sentence(kinds=()):
+                    build(lacking)
+                with self._sentence():
+                    found |= {key: self._publish(key, wanted[key], folder) for key, folder in lacking.items()}
+        return [found[key] for key in keys]
 
     def health(self) -> dict:
         """What the store holds: finished, partial and corrupt (counts of runs), bytes; reads all of it."""
@@ -137,10 +179,19 @@ class Store:
                     count["corrupt"] += 1
                 elif path.is_dir() and "." not in path.name:
                     count["finished" if _intact(path) else "corrupt"] += 1
-            for path in self.root.rglob("*"):
-                with suppress(FileNotFoundError):  # another process may be at work here
-                    count["bytes"] += path.stat().st_size if path.is_file() else 0
+            for folder, _, names in os.walk(self.root):  # which passes over a folder that another process has just removed
+                for name in names:
+                    with suppress(FileNotFoundError):
+                        count["bytes"] += os.stat(os.path.join(folder, name)).st_size
         return count
+
+    def busy(self) -> bool:
+        """Whether some process is making a run here."""
+        for path in self.root.glob("*.lock"):
+            if (lock := _acquire(path, wait=False)) is None:
+                return True
+            _release(path, lock)
+        return False
 
     def _lock(self, key: str) -> Path:
         return self.root / f"{key}.lock"
@@ -164,31 +215,37 @@ class Store:
         if new.exists():
             shutil.rmtree(new)
         # copied, not moved: a kill in the middle leaves the partial run whole
-        left_out = shutil.ignore_patterns("checkpoint*", ".*.tmp")
-        shutil.copytree(partial, new, copy_function=shutil.copy, ignore=left_out)
-        write_atomic(new / SPEC, json.dumps(_plain(spec, "spec"), sort_keys=True, indent=1) + "\n")
-        files = {
-            str(path.relative_to(new)): {"sha256": _sha256(path), "bytes": path.stat().st_size}
-            for path in sorted(new.rglob("*"))
-            if path.is_file() and path != new / MANIFEST
-        }
-        write_atomic(new / MANIFEST, json.dumps(files, sort_keys=True, indent=1) + "\n")
-        for path in [*new.rglob("*"), new]:
-            _fsync(path)
-        new.rename(folder)
+        left_out = shutil.ignore_patterns("checkpoint*", TEMPORARY)
+        try:
+            shutil.copytree(partial, new, copy_function=shutil.copy, ignore=left_out)
+            write_atomic(new / SPEC, json.dumps(_plain(spec, "spec"), sort_keys=True, indent=1) + "\n")
+            files = {
+                str(path.relative_to(new)): {"sha256": _sha256(path), "bytes": path.stat().st_size}
+                for path in sorted(new.rglob("*"))
+                if path.is_file() and path != new / MANIFEST
+            }
+            write_atomic(new / MANIFEST, json.dumps(files, sort_keys=True, indent=1) + "\n")
+            for path in [*new.rglob("*"), new]:
+                _fsync(path)
+            new.rename(folder)
+        except OSError:
+            shutil.rmtree(new, ignore_errors=True)  # a full disk can use the space
+            raise
         _fsync(self.root)
         shutil.rmtree(partial, ignore_errors=True)
         return folder
 
     @contextmanager
-    def _sentence(self) -> Iterator[None]:
+    def _sentence(self, kinds: tuple = (OSError,)) -> Iterator[None]:
+        """Makes one sentence of these errors, and of whatever else a full disk raises."""
         try:
             yield
-        except OSError as error:
-            raise StoreError(
-                f"The run store {self.root} cannot be used ({error.strerror or error}): make it writable, "
-                "or set LOOPED_OUTPUTS to another folder."
-            ) from error
+        except StoreError:
+            raise
+        except Exception as error:
+            if isinstance(error, kinds) or disk_full(error):
+                raise StoreError(f"The run store {self.root} cannot be used {cannot_write(error)}") from error
+            raise
 
 
 def _intact(folder: Path) -> bool:

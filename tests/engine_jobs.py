@@ -44,3 +44,53 @@ def dies(spec, report):
 def lingers(spec, report):
     Path(spec).write_text(str(os.getpid()))
     time.sleep(60)
+
+
+def tiny(seed, steps=30):
+    """A run that trains in a moment."""
+    from lib.tasks import Task
+    from lib.training import Recipe, make_run
+
+    return make_run(Task("circuit", 3, 2), Recipe(steps, 8, 2.0e-3, warmup=5), seed, d_model=16, n_heads=2, d_ff=24)
+
+
+def train(spec, report):
+    """Trains `tiny` in a store with a checkpoint at every step, `pause` seconds a step; leaves its process's id in `pids`.
+
+    kills: how often it kills its own process at step `kill_at`.
+    """
+    from lib.training import trained
+
+    own = Path(spec["pids"]) / f"{spec['seed']}"
+    with open(own, "a") as file:
+        file.write(f"{os.getpid()}\n")
+
+    def told(done, total):
+        report(done, total)
+        time.sleep(spec.get("pause", 0))
+        if done == spec.get("kill_at") and len(own.read_text().split()) <= spec["kills"]:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    return trained(tiny(spec["seed"], spec["steps"]), Path(spec["root"]), told, checkpoint_seconds=-1)
+
+
+def devices(spec, report):
+    """What Ray lets the job's process see of the GPUs."""
+    return os.environ.get("CUDA_VISIBLE_DEVICES")
+
+
+def waits(spec, report):
+    """The first of two jobs ends a moment after the second, which must run beside it."""
+    number, file = spec
+    if number:
+        Path(file).touch()
+    else:
+        while not Path(file).exists():
+            time.sleep(0.05)
+        time.sleep(1)
+    return number
+
+
+def sees(spec, report):
+    """Whether a file is there already."""
+    return Path(spec).exists()

@@ -152,6 +152,7 @@ def test_readme_says_what_the_results_say(tmp_path, monkeypatch):
         "2.0",
     }  # notebooks, sections, Python, the licence
     names |= {"1.4", "16", "8", "20"}  # the example of released weights
+    names |= {"6379", "0"}  # Ray's port; what its switch is set to
     assert numbers <= names, "a measured number in the README stands between markers"
 
 
@@ -160,6 +161,11 @@ def test_readme_says_what_the_results_say(tmp_path, monkeypatch):
     [
         (["run", "--scale", "huge"], "scale is 'huge': it must be one of smoke, laptop, overnight, paper"),
         (["run", "--scale", "smoke", "--only", "4_9"], "4_9 is not a notebook: it must be one of 00_reading_guide"),
+        (["run", "--scale", "smoke", "--engine", "slurm"], "the engine is 'slurm': it must be one of local, ray."),
+        (
+            ["run", "--scale", "smoke", "--address", "head:6379"],
+            "--address is head:6379, and only --engine ray has an address.",
+        ),
         (["claims", "--scale", "huge"], "scale is 'huge'"),
     ],
 )

@@ -2,15 +2,22 @@
 
 import json
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import yaml
 
-from lib.engine import EngineError, cores, map_local, map_missing
+from lib import cli
+from lib.engine import EngineError, cores, map_jobs, map_local, map_missing
+from lib.engine_ray import unreachable
 from lib.paths import ROOT
 from lib.progress import Progress
 from tests import engine_jobs as jobs
@@ -77,6 +84,41 @@ def test_a_function_of_the_main_module_is_refused(monkeypatch):
     monkeypatch.setattr(jobs.square, "__module__", "__main__")
     with pytest.raises(EngineError, match="square must live in a module"):
         map_local(jobs.square, [1])
+
+
+def test_the_environment_chooses_the_engine(monkeypatch, tmp_path):
+    monkeypatch.setenv("LOOPED_ENGINE", "slurm")
+    with pytest.raises(EngineError, match="^the engine is 'slurm': it must be one of local, ray.$"):
+        map_jobs(jobs.square, [1])
+    monkeypatch.setenv("LOOPED_ENGINE", "ray")
+    monkeypatch.setenv("LOOPED_OUTPUTS", str(tmp_path))
+    monkeypatch.setitem(sys.modules, "ray", None)  # as where it is not installed
+    with pytest.raises(EngineError, match="^ray cannot be imported .*: `make cluster` installs it beside the rest.$"):
+        map_jobs(jobs.square, [1])
+    assert unreachable("auto").startswith("ray cannot be imported")
+    monkeypatch.setenv("LOOPED_ENGINE", "")
+    assert map_jobs(jobs.square, [2], gpus=0.5) == [4]  # this machine's jobs share its GPU as they can
+
+
+def test_the_cluster_launches_in_the_readme_call_what_there_is():
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (script,) = re.findall(r"```bash\n(#!/bin/bash.*?)```", text, flags=re.DOTALL)
+    subprocess.run(["bash", "-n"], input=script, text=True, check=True)
+    (manifest,) = (yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, flags=re.DOTALL))
+    head, (more,) = (manifest["spec"]["rayClusterSpec"][part] for part in ("headGroupSpec", "workerGroupSpecs"))
+    assert head["template"] == more["template"], "every node has the same image and the same folder"
+    for said in (script.split(" -- \\\n")[1], manifest["spec"]["entrypoint"]):
+        words = shlex.split(said)
+        args = cli._parser().parse_args(words[words.index("lib") + 1 :])
+        assert (args.scale, args.engine, args.address) == ("paper", "ray", "auto")
+
+
+def test_jobs_on_a_gpu_share_it_by_the_number_of_workers(monkeypatch):
+    asked = []
+    monkeypatch.setattr("lib.engine.map_jobs", lambda *what, gpus: asked.append(gpus) or [0])
+    for device, how in (("cpu", {}), ("cuda", {}), ("cuda", {"workers": 4}), ("cuda", {"gpus": 0.3})):
+        map_missing(jobs.square, [SimpleNamespace(run=SimpleNamespace(device=device))], lambda spec: None, **how)
+    assert asked == [0.0, 1.0, 0.25, 0.3]
 
 
 def test_cores():
@@ -161,3 +203,15 @@ def _alive(pid: int) -> bool:
         return False
     except FileNotFoundError:
         return not Path("/proc").exists()
+
+
+def test_notebooks_side_by_side_share_the_cores(tmp_path, monkeypatch):
+    slots, marks = tmp_path / "slots", tmp_path / "marks"
+    slots.mkdir(), marks.mkdir()
+    monkeypatch.setenv("LOOPED_SLOTS", str(slots))
+    monkeypatch.setattr("lib.engine.cores", lambda: 1)
+    with ThreadPoolExecutor(2) as pool:
+        both = [pool.submit(map_local, jobs.overlaps, [str(marks)] * 2, 2) for _ in range(2)]
+    assert [done.result() for done in both] == [[1, 1]] * 2, "never more than one at work"
+    monkeypatch.delenv("LOOPED_SLOTS")
+    assert max(map_local(jobs.overlaps, [str(marks)] * 2, 2)) == 2, "the job would have noticed"

@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RUNTIME = PROJECT["dependencies"]
 EXTRAS = [line for extra in PROJECT.get("optional-dependencies", {}).values() for line in extra]
 TEST = PROJECT["optional-dependencies"]["test"]
-TARGETS = ("help", "replicate", "audit", "test", "bench", "lock", "clean-env")
+TARGETS = ("help", "replicate", "audit", "test", "bench", "cluster", "lock", "clean-env")
 IMPORT_NAMES = {"yaml": "pyyaml", "sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
 # called by name or through another package: vl-convert-python draws altair's pictures
 TOOLS = {"jupyterlab", "ipykernel", "jupytext", "papermill", "nbconvert", "vl-convert-python"}
@@ -28,8 +28,8 @@ def name_of(requirement):
     return re.match(r"[\w.-]+", requirement)[0].lower().replace("_", "-").replace(".", "-")
 
 
-def lock_lines():
-    lines = (ROOT / "requirements.lock").read_text().splitlines()
+def lock_lines(name="requirements.lock"):
+    lines = (ROOT / name).read_text().splitlines()
     return [line for line in lines if not line.startswith("#")]
 
 
@@ -50,6 +50,15 @@ def test_every_declared_package_is_in_the_lock_within_its_bounds():
     assert pins["torch"] == "2.13.0"
     for line in RUNTIME + TEST:
         assert Requirement(line).specifier.contains(pins[name_of(line)]), line
+
+
+def test_the_cluster_lock_adds_ray_and_touches_nothing():
+    lines = lock_lines("requirements-cluster.lock")
+    assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in lines)
+    pins = {name_of(line): line.split("==")[1] for line in lines}
+    assert len(pins) == len(lines) and not set(pins) & {name_of(line) for line in lock_lines()}
+    (wanted,) = PROJECT["optional-dependencies"]["cluster"]
+    assert Requirement(wanted).specifier.contains(pins[name_of(wanted)])
 
 
 def test_environment_yml_leaves_the_pins_to_the_lock():
@@ -163,6 +172,22 @@ def test_an_environment_is_made_again_when_the_lock_changed_or_an_install_was_ki
     later = stamp.stat().st_mtime + 10
     os.utime(bare / "requirements.lock", (later, later))
     assert "-m venv .venv" in make(bare, "--dry-run", "replicate").stdout
+
+
+@pytest.mark.parametrize("no_skips", ["", "1"])
+@pytest.mark.parametrize("how", ["pytest.skip('no such thing')", "pass"])
+def test_a_skipped_test_fails_where_none_may_be_skipped(tmp_path, how, no_skips):
+    (tmp_path / "test_one.py").write_text(f"import pytest\n\ndef test_one():\n    {how}\n\ndef test_two():\n    pass\n")
+    (tmp_path / "test_all.py").write_text(f"import pytest\n\n{how.replace(')', ', allow_module_level=True)')}\n")
+    command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", os.devnull, f"--rootdir={tmp_path}", "-rs"]
+    env = os.environ | {"LOOPED_NO_SKIPS": no_skips}
+    done = subprocess.run([*command, tmp_path], cwd=ROOT, env=env, capture_output=True, text=True)
+    skips = how != "pass"
+    failed = bool(skips and no_skips)
+    assert done.returncode == int(failed), done.stdout
+    assert ("no such thing" in done.stdout) == skips
+    for where in ("test_one.py::test_one: ", "test_all.py: "):
+        assert (f"{where}Skipped: no such thing" in done.stdout) == failed
 
 
 def test_no_file_names_a_package_registry_or_a_place_of_one_machine():

@@ -6,27 +6,15 @@ Shapes: as in `lib.experts`.
 from types import SimpleNamespace
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
-from lib.experts import Experts, mix, top
+from lib import engine
+from lib.experts import Experts
+from tests.bench.baselines.expert_loop import one_by_one
+from tests.bench.measure import paired, row
 
 CONFIG = SimpleNamespace(d_model=256, d_expert=384, n_experts=25, experts_per_token=2)
 TOKENS, SIDE = 2048, 1024  # SIDE: rows and columns of the large product
-
-
-def one_by_one(layer: Experts, x: torch.Tensor) -> torch.Tensor:
-    """The layer as it is often written: each expert gathers its tokens, computes and adds to the sum. x: (N, D) -> (N, D)."""
-    scores = layer.router(x).sigmoid()
-    ids = top(scores, layer.top_k)
-    weights, out = mix(scores, ids), torch.zeros_like(x)
-    # unbound once, since the gradient of gate[i] would be a whole stack for every i
-    for i, (gate, up, down) in enumerate(zip(layer.gate.unbind(), layer.up.unbind(), layer.down.unbind(), strict=True)):
-        token, slot = torch.where(ids == i)
-        rows = x.index_select(0, token)
-        hidden = F.silu(F.linear(rows, gate)) * F.linear(rows, up)
-        out.index_add_(0, token, F.linear(hidden, down) * weights[token, slot, None])
-    return out
 
 
 def contenders() -> tuple:
@@ -54,3 +42,19 @@ def contenders() -> tuple:
     operations = 9 * 2 * TOKENS * layer.top_k * CONFIG.d_model * CONFIG.d_expert
     a, b = torch.randn(round(operations / (2 * SIDE**2)), SIDE), torch.randn(SIDE, SIDE)
     return grouped, loop, lambda: torch.mm(a, b)
+
+
+def rows() -> list[dict]:
+    """The layer against a loop over its experts and against its matrix products alone, on one thread and on all."""
+    grouped, loop, products = contenders()
+    made = []
+    faults = "large results are written to fresh pages, while the loop's stay in the cache from product to product"
+    for threads in sorted({1, engine.cores()}):
+        torch.set_num_threads(threads)
+        on = f", {threads} threads" if threads > 1 else ""
+        slower, share = paired(loop, grouped, 40), paired(grouped, products, 40)
+        made.append(row(f"one expert after the other{on}", slower, "times", "the grouped experts", at_least=1.5, why=faults))
+        limit = "their products at a large one's rate"
+        made.append(row(f"the grouped experts{on}", share, "times", limit, at_most=2, why=faults))
+    torch.set_num_threads(1)
+    return made

@@ -1,4 +1,4 @@
-"""Loading a checkpoint of 2 GiB: how far memory rises, and how long it takes.
+"""Loading a checkpoint of 2 GiB: how far memory rises, and how long it takes, also against torch.load.
 
 `python -m tests.bench.loading FOLDER DTYPE HOW` is one measurement in a process of its own and prints it as JSON.
 """
@@ -16,6 +16,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from lib import families, paths, released
+from tests.bench.baselines import pickled
+from tests.bench.measure import row
 
 CONFIG = {
     "model_type": "ouro",
@@ -28,6 +30,7 @@ CONFIG = {
     "total_ut_steps": 4,
 }
 SHARD = 500 * 2**20  # bytes
+PICKLE = "weights.pt"
 
 
 def write(folder: Path, dtype: torch.dtype) -> None:
@@ -57,7 +60,8 @@ def anonymous() -> int:
 
 
 def measure(folder: Path, dtype: torch.dtype, how: str) -> dict:
-    """Seconds, and the peak's rise over the weights' own bytes: `released.load`, or whole files read and converted."""
+    """Seconds, and the peak's rise over the weights' own bytes: `released.load` (load), whole files read and converted (whole),
+    or torch.load into a model that was initialised (pickled)."""
     before, peak, done = anonymous(), 0, threading.Event()
 
     def watch():
@@ -70,6 +74,8 @@ def measure(folder: Path, dtype: torch.dtype, how: str) -> dict:
     start = time.perf_counter()
     if how == "load":
         weights = list(released.load(folder, dtype=dtype).parameters())
+    elif how == "pickled":
+        weights = list(pickled.load(families.plan(CONFIG, "config.json").config, folder / PICKLE, dtype).parameters())
     else:
         weights = [t.to(dtype, copy=True) for f in sorted(folder.glob("*.safetensors")) for t in load_file(f).values()]
     seconds = time.perf_counter() - start
@@ -85,14 +91,31 @@ def measured(folder: Path, dtype: str, how: str) -> dict:
     return json.loads(subprocess.run(command, cwd=paths.ROOT, check=True, capture_output=True, text=True).stdout)
 
 
-def rounds(stored: torch.dtype, n: int) -> tuple[list[float], list[float]]:
-    """(rises, seconds against reading the files whole) of n rounds at bf16, the two ways in turn."""
+def rounds(stored: torch.dtype, n: int, other: str) -> list[tuple[dict, dict]]:
+    """(ours, the other way) measured n times at bf16, the two ways in turn."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         write(folder, stored)
-        measured(folder, "bfloat16", "load")  # the files are in the page cache from here on
-        pairs = [(measured(folder, "bfloat16", "load"), measured(folder, "bfloat16", "whole")) for _ in range(n)]
-    return [ours["rise"] for ours, _ in pairs], [ours["seconds"] / whole["seconds"] for ours, whole in pairs]
+        if other == "pickled":
+            pickled.save(released.load(folder, dtype=stored), folder / PICKLE)
+        measured(folder, "bfloat16", "load"), measured(folder, "bfloat16", other)  # in the page cache from here on
+        return [(measured(folder, "bfloat16", "load"), measured(folder, "bfloat16", other)) for _ in range(n)]
+
+
+def rows() -> list[dict]:
+    """Loading 2 GiB of bf16 weights, from bf16 and from float32 files: peak memory and time."""
+    made = []
+    for stored in (torch.bfloat16, torch.float32):
+        pairs = rounds(stored, 5, "whole")
+        rises, ratios = [ours["rise"] for ours, _ in pairs], [ours["seconds"] / whole["seconds"] for ours, whole in pairs]
+        name = f"loading 2 GiB, stored as {str(stored).removeprefix('torch.')}"
+        made.append(row(f"{name}: peak memory", rises, "times", "the weights in the run's type", at_most=1.15))
+        made.append(row(f"{name}: time", ratios, "times", "reading the files whole", at_most=2))
+    pairs = rounds(torch.bfloat16, 3, "pickled")
+    for what, key in (("peak memory", "rise"), ("time", "seconds")):
+        ratios = [other[key] / ours[key] for ours, other in pairs]
+        made.append(row(f"torch.load of 2 GiB into a model: {what}", ratios, "times", "ours", at_least=1))
+    return made
 
 
 if __name__ == "__main__":
