@@ -51,10 +51,12 @@ class Experts(nn.Module):
         weights = mix(scores, ids).to(x.dtype)
         if routes is not None:
             routes.add(self, scores, ids, weights, x.shape[:-1])
-        values, device = (flat, weights, self.gate, self.up, self.down), x.device.type
-        if torch.is_autocast_enabled(device):  # it does not see into a gradient that is written out
-            values = [value.to(torch.get_autocast_dtype(device)) for value in values]
-        flat, weights, *matrices = values
+        device = x.device.type
+        if not (torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)):
+            matrices = self.gate, self.up, self.down
+            return Mixture.apply(flat, weights, *arrange(ids, len(self.gate)), *matrices).view(x.shape)
+        values = (flat, weights, self.gate, self.up, self.down)  # autocast does not see into a gradient that is written out
+        flat, weights, *matrices = (value.to(torch.get_autocast_dtype(device)) for value in values)
         with torch.autocast(device, enabled=False):
             return Mixture.apply(flat, weights, *arrange(ids, len(self.gate)), *matrices).view(x.shape)
 

@@ -18,7 +18,7 @@ from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 
 from lib import leftovers, params, paths
-from lib.store import GOES_ON, cannot_write, write_atomic
+from lib.store import GOES_ON, cannot_write, disk_full, write_atomic
 
 NOTEBOOKS = (  # in the order they run
     "00_reading_guide",
@@ -91,6 +91,10 @@ def execute(notebook: str, values: dict, scale: str, name: str, line: int = 0) -
     except (PapermillExecutionError, DeadKernelError, CellTimeoutError) as error:
         working.replace(failed)
         raise NotebookError(_failure(notebook, scale, failed, _told(error))) from None
+    except OSError as error:
+        if not disk_full(error):
+            raise
+        raise NotebookError(f"{outputs} cannot be written {cannot_write(error)}") from None
     finally:  # also when it is stopped
         working.unlink(missing_ok=True)
         leftovers.sweep()

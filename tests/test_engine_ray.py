@@ -13,7 +13,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import numpy as np
@@ -33,14 +33,21 @@ with engine.environment(engine_ray.QUIET):
     ray = pytest.importorskip("ray", reason="ray is not installed: `make cluster` installs it")
 
 NOTEBOOK = "4_3_scratch_training"
+GUARD = """
+import os, signal, subprocess, sys, time
+parent, command = os.getppid(), subprocess.Popen(sys.argv[1:])
+while os.getppid() == parent and command.poll() is None:
+    time.sleep(0.5)
+os.killpg(0, signal.SIGKILL)
+"""  # a cluster must not outlive a test session that is killed
 
 
 @pytest.fixture(scope="module")
 def cluster():
     """The address of a cluster of two cores and a GPU that is not there, in a folder of its own."""
     folder = Path(tempfile.mkdtemp(prefix="ray-"))  # short: sockets lie in it
-    command = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", "--port=0"]
-    command += ["--num-cpus=2", "--num-gpus=1", "--object-store-memory=80000000", "--include-dashboard=false"]
+    command = [sys.executable, "-c", GUARD, sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block"]
+    command += ["--port=0", "--num-cpus=2", "--num-gpus=1", "--object-store-memory=80000000", "--include-dashboard=false"]
     command += ["--include-log-monitor=false", "--disable-usage-stats", f"--temp-dir={folder}"]
     # by default workers give way to every other process of the machine
     env = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"RAY_worker_niceness": "0"}
@@ -54,21 +61,29 @@ def cluster():
         assert head.poll() is None, (folder / "start.log").read_text()
         yield address.read_text()
     finally:
-        os.killpg(head.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(head.pid, signal.SIGKILL)
         head.wait()
+        wait(lambda: not named_by_a_process(folder))  # workers end a moment later, and would make it again
         shutil.rmtree(folder, ignore_errors=True)
 
 
 @pytest.fixture(scope="module")
-def connection(cluster, tmp_path_factory):
-    """The cluster's address, with this process connected and Ray chosen as its engine."""
-    outputs, handler = tmp_path_factory.mktemp("outputs"), signal.getsignal(signal.SIGTERM)
-    with engine.environment({"LOOPED_OUTPUTS": str(outputs), "LOOPED_ENGINE": "ray", "LOOPED_RAY_ADDRESS": cluster}):
-        with engine_ray.connected(cluster):
-            assert signal.getsignal(signal.SIGTERM) == handler
-            yield cluster
-            assert ray.is_initialized(), "a connection that was there before is kept"
-        assert not ray.is_initialized()
+def joined(cluster, tmp_path_factory):
+    """This process is connected to the cluster; the outputs folder of all tests here."""
+    handler = signal.getsignal(signal.SIGTERM)
+    with engine_ray.connected(cluster):
+        assert signal.getsignal(signal.SIGTERM) == handler
+        yield tmp_path_factory.mktemp("outputs")
+        assert ray.is_initialized(), "a connection that was there before is kept"
+    assert not ray.is_initialized()
+
+
+@pytest.fixture
+def connection(cluster, joined, monkeypatch):
+    """The test's engine is the cluster, over the one connection."""
+    for name, value in {"LOOPED_OUTPUTS": str(joined), "LOOPED_ENGINE": "ray", "LOOPED_RAY_ADDRESS": cluster}.items():
+        monkeypatch.setenv(name, value)
 
 
 @pytest.fixture(autouse=True)
@@ -255,7 +270,7 @@ def local(request, tmp_path_factory):
     if any("smoke" in item.fixturenames for item in request.session.items):
         return request.getfixturevalue("smoke")[0]
     outputs = tmp_path_factory.mktemp("local")
-    assert run(outputs).returncode == 0
+    assert run(outputs, "--engine", "local").returncode == 0
     return outputs
 
 
@@ -280,6 +295,14 @@ def unbroken(seed, steps, root):
 def same_weights(*folders):
     a, b = ((folder / "model.safetensors").read_bytes() for folder in folders)
     return a == b
+
+
+def named_by_a_process(folder):
+    for file in Path("/proc").glob("[0-9]*/cmdline"):
+        with suppress(OSError):
+            if os.fsencode(folder) in file.read_bytes():
+                return True
+    return False
 
 
 def wait(condition, seconds=120):

@@ -12,7 +12,7 @@ import torch
 from lib import paths
 from lib.results import hardware
 from lib.store import write_atomic
-from tests.bench import commands, experts, loading, readings, together, training
+from tests.bench import commands, experts, laptop, loading, readings, together, training
 
 FAMILIES = ("circuit", "hops")
 SECTIONS: dict[str, Callable[[], list[dict]]] = {
@@ -26,6 +26,7 @@ SECTIONS: dict[str, Callable[[], list[dict]]] = {
     "seeds": together.seeds_rows,
     "loading": loading.rows,
     "import": commands.import_rows,
+    "cold": lambda: [laptop.cold_row()],
     "warm": commands.warm_rows,
 }
 

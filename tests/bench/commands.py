@@ -2,10 +2,9 @@
 
 import subprocess
 import sys
-from pathlib import Path
 
-from lib import axes_arms, experiment, params, paths, standins
-from lib.store import Store, key
+from lib import paths
+from tests.bench.laptop import missing
 from tests.bench.measure import row, seconds
 
 
@@ -27,23 +26,6 @@ def import_rows() -> list[dict]:
     libraries = "import torch, safetensors.torch; from transformers import PreTrainedModel, GenerationMixin"
     taken = [seconds(lambda: command("-c", libraries)) for _ in range(7)]
     return [*rows, row("import torch and transformers alone", taken, "s", "the clock")]
-
-
-def missing(root: Path) -> int:
-    """How many of the laptop models the run store lacks."""
-    runs = []
-    for name in ("4_3_scratch_training", "4_4_refit", "4_5_overshoot", "beyond_damping", "beyond_readout_axis"):
-        p = params.load(name, "laptop")
-        kinds = [make for task in p["tasks"] for make in experiment.kinds(p, task).values()]
-        runs += [make(seed) for make in kinds for seed in range(p["seeds"])]
-    p = params.load("4_1_asymmetry", "laptop")
-    runs += [standins.run_of(p, style, seed) for style in p["styles"] for seed in range(p["seeds"])]
-    for name in ("dense_axes", "moe_transfer"):
-        p = params.load(name, "laptop")
-        arms = (*p["arms"], *p.get("arms_moe", ()))
-        runs += [axes_arms.run_of(p, arm, seed) for arm in arms for seed in range(p["seeds"])]
-    store = Store(root)
-    return len({key(run.spec()) for run in runs if store.find(key(run.spec())) is None})
 
 
 def warm_rows(rounds: int = 2) -> list[dict]:
