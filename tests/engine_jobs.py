@@ -94,3 +94,14 @@ def waits(spec, report):
 def sees(spec, report):
     """Whether a file is there already."""
     return Path(spec).exists()
+
+
+def overlaps(spec, report):
+    """The most processes that were at this job at once while it ran, each leaving a mark in a folder."""
+    own, most = Path(spec) / str(os.getpid()), 0
+    own.touch()
+    for _ in range(40):
+        most = max(most, len(list(Path(spec).iterdir())))
+        time.sleep(0.05)
+    own.unlink()
+    return most

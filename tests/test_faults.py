@@ -503,28 +503,36 @@ import sys
 from pathlib import Path
 from lib.store import Store
 
+def build(folder):
+    print(folder.stem)
+    (folder / "result.json").write_text("new")
+
 for name in sys.argv[3:]:
-    Store(sys.argv[1]).make(name, {"behaviour": int(sys.argv[2])}, lambda folder: [print(name), (folder / "result.json").write_text("new")])
+    Store(sys.argv[1]).make(name, {"behaviour": int(sys.argv[2])}, build)
 """
 
 
 def test_runs_that_are_not_whole_are_made_again_and_nothing_old_is_deleted(project, tmp_path):
-    root = tmp_path / "outputs/runs"
-    before = set()
+    root, before = tmp_path / "outputs/runs", {}
+
+    def old(folder):
+        (folder / "result.json").write_text("old")
+
     for name, damage in OLD.items():
-        folder = store.Store(root).make(
-            name, {"behaviour": BEHAVIOUR}, lambda folder: (folder / "result.json").write_text("old")
-        )
-        damage(folder)
-        before |= {(path.name, path.read_bytes()) for path in folder.iterdir()}
-    store.Store(root).make("older", {"behaviour": BEHAVIOUR - 1}, lambda folder: (folder / "result.json").write_text("old"))
+        damage(folder := store.Store(root).make(name, {"behaviour": BEHAVIOUR}, old))
+        before[name if name == "extra file" else f"{name}.corrupt-1"] = contents(folder)
+    before["older"] = contents(store.Store(root).make("older", {"behaviour": BEHAVIOUR - 1}, old))
     command = [sys.executable, "-c", MAKE, root, str(BEHAVIOUR), *OLD]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines() == [name for name in OLD if name != "extra file"]
-    assert {(path.name, path.read_bytes()) for path in root.rglob("*") if path.is_file()} >= before
+    assert {name: contents(root / name) for name in before} == before
     code, said = project.run(tmp_path / "outputs", "tests.fault_jobs", "store_line")
     counts = f"{len(OLD) + 1} runs (1 of another behaviour version, kept and never read), 0 unfinished, 4 corrupt"
     assert code == 0 and counts in said[0]
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
 def test_a_run_of_before_an_option_existed_stays_valid(project, undisturbed, tmp_path):
