@@ -234,10 +234,11 @@ def test_a_function_of_the_main_module_is_refused(monkeypatch):
         map_ray(jobs.square, [1], address="nowhere:1")
 
 
-def test_a_cluster_that_is_not_there_is_one_sentence(monkeypatch):
+def test_a_cluster_that_is_not_there_is_one_sentence(monkeypatch, tmp_path):
     def absent(**how):
         raise ConnectionError("Could not find any running Ray instance.")
 
+    monkeypatch.setenv("LOOPED_OUTPUTS", str(tmp_path))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(ray, "is_initialized", lambda: False)
     monkeypatch.setattr(ray, "init", absent)
