@@ -6,7 +6,7 @@ P + R + C layers as often as gives the same number (axes paper, "Model Configura
 
 from lib import task_groups
 from lib.config import LoopedConfig
-from lib.training import Recipe, Run, make_run
+from lib.training import Recipe, Run, make_run, precision_on
 
 NOISE = {"state_init": "noise", "state_noise": "normal"}
 WRITE = {"injection": "diagonal"}
@@ -95,6 +95,7 @@ def run_of(p: dict, arm: str, seed: int, lr: float | None = None) -> Run:
         optimizer=p["optimizer"],
         warmup=p["warmup"],
         weight_decay=p["weight_decay"],
+        precision=precision_on(p["device"]),
         fresh_state=model.get("state_init") == "noise",
         balance=p["balance"] if arm in WITH_EXPERTS else 0.0,
         snapshots=tuple(snapshots(p["steps"])),

@@ -21,7 +21,7 @@ from lib.evaluation import Readings, read, summary
 from lib.looped import LoopedModel, build
 from lib.store import Store, key
 from lib.tasks import Instances, Task, evaluation_set, floor
-from lib.training import Recipe, Run, load, make_run, trained
+from lib.training import Recipe, Run, load, make_run, precision_on, trained
 
 ARMS = {"no_norm": never, "with_norm": every(1)}
 
@@ -46,6 +46,7 @@ def run_of(p: dict, family: str, lr: float, seed: int, **model) -> Run:
         optimizer=p["optimizer"],
         warmup=p["warmup"],
         weight_decay=p["weight_decay"],
+        precision=precision_on(p["device"]),
         loop_sampling=p["loop_sampling"],
     )
     shape = {k: p[k] for k in ("d_model", "n_heads", "d_ff", "core")} | {"loops": p["r0"]}

@@ -7,7 +7,7 @@ that starts from noise drawn anew, a sampled loop count and truncated backpropag
 
 from lib.mixture import Mixture
 from lib.tasks import Task
-from lib.training import Recipe, Run, make_run
+from lib.training import Recipe, Run, make_run, precision_on
 
 OURO = {"block": "sandwich", "boundary": 1, "exit_gate": True}
 HUGINN = {
@@ -48,6 +48,7 @@ def run_of(p: dict, style: str, seed: int, lr: float | None = None) -> Run:
         optimizer=p["optimizer"],
         warmup=p["warmup"],
         weight_decay=p["weight_decay"],
+        precision=precision_on(p["device"]),
         **own[family],
     )
     shape = {key: p[key] for key in ("d_model", "n_heads", "d_ff")} | {"loops": p["r0"]}

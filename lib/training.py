@@ -207,6 +207,11 @@ def set_rates(opts: list[torch.optim.Optimizer], recipe: Recipe, factor: float) 
             group["lr"] = peak * factor
 
 
+def precision_on(device: str) -> str:
+    """The precision that notebooks train in: bfloat16 on a GPU, whose matrix units want it, float32 on a CPU."""
+    return PRECISIONS[torch.device(device).type == "cuda"]
+
+
 def precision(recipe: Recipe, device: torch.device) -> torch.autocast:
     """The context in which a forward pass has the recipe's precision."""
     return torch.autocast(device.type, torch.bfloat16, enabled=recipe.precision == "bfloat16")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 from torch._dynamo.backends.debugging import aot_eager
 
-from lib import engine, experiment, experts, fused, looped, muon, store, together, training
+from lib import axes_arms, engine, experiment, experts, fused, looped, muon, params, standins, store, together, training
 from lib.boundary import never
 from lib.mixture import Mixture
 from lib.paths import ROOT
@@ -550,3 +550,14 @@ def test_a_group_that_does_not_fit_is_halved(tmp_path, monkeypatch):
     limit = 2
     assert together.ahead(jobs) and sorted(sizes) == [1, 2, 2, 3, 5]
     assert all(store.Store(tmp_path).find(store.key(job.run.spec())) for job in jobs)
+
+
+@pytest.mark.parametrize(("device", "precision"), [("cpu", "float32"), ("cuda", "bfloat16"), ("cuda:1", "bfloat16")])
+def test_notebooks_train_in_half_precision_on_a_gpu_alone(device, precision):
+    def at(notebook):
+        return params.load(notebook, "smoke") | {"device": device}
+
+    runs = [experiment.arm_run(at("4_3_scratch_training"), "circuit", "no_norm", 0)]
+    runs += [standins.run_of(at("4_1_asymmetry"), style, 0) for style in ("ouro-1", "huginn")]
+    runs += [axes_arms.run_of(at("dense_axes"), "full", 0)]
+    assert {run.recipe.precision for run in runs} == {precision}
