@@ -27,6 +27,7 @@ from lib.progress import SHOW_EVERY, Progress
 
 ANSWER = 5.0  # seconds in which a cluster's port must answer
 LEFT = 30 * 24 * 3600.0  # seconds after which a driver's file is what a killed one left
+WORD = 60.0  # seconds that a job's last word may take; the actor that takes it may just be starting
 PATIENCE = 600.0  # seconds without a word after which a cluster that lacks what a job needs is given up
 QUIET = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_DEDUP_LOGS_SKIP_REGEX": "."}  # nothing is sent home, nothing printed
 
@@ -62,7 +63,8 @@ def map_ray(
                     tries[i] += 1
                     flying[work.remote(jobs[i], i, board.actor, versions, shared)] = i
                 ended, _ = ray.wait(list(flying), timeout=SHOW_EVERY)
-                for i, node, *report in (news := board.read()):
+                # the last word of the last job is worth a moment
+                for i, node, *report in (news := board.read(SHOW_EVERY if queue or len(flying) > len(ended) else ANSWER)):
                     nodes[i] = node
                     if report:
                         progress.report(i, *report)
@@ -210,19 +212,20 @@ class _Board:
     """The driver's side of the actor that jobs tell their progress to. It may be lost or late: a run is worth more."""
 
     def __init__(self, ray: ModuleType, actor):
-        self.ray, self.actor, self.asked = ray, actor, None
+        self.ray, self.actor, self.asked = ray, actor, []
 
     @classmethod
     def start(cls, ray: ModuleType) -> "_Board":
         return cls(ray, ray.remote(_Mailbox).options(num_cpus=0, max_restarts=-1, runtime_env=_environment()).remote())
 
-    def read(self) -> list[tuple]:
-        self.asked = self.asked or self.actor.read.remote()
-        if self.ray.wait([self.asked], timeout=SHOW_EVERY)[0]:
-            asked, self.asked = self.asked, None
+    def read(self, timeout: float) -> list[tuple]:
+        self.asked.append(self.actor.read.remote())
+        answered, self.asked = self.ray.wait(self.asked, num_returns=len(self.asked), timeout=timeout)
+        news = []
+        for ref in answered:
             with suppress(self.ray.exceptions.RayError):
-                return self.ray.get(asked)
-        return []
+                news += self.ray.get(ref)
+        return news
 
 
 def _work(job: bytes, index: int, mailbox, versions: dict, shared: str) -> bytes:
@@ -245,5 +248,5 @@ def _work(job: bytes, index: int, mailbox, versions: dict, shared: str) -> bytes
         last[0] = mailbox.tell.remote(index, node, *report)
 
     answer = attempt(job, Reporter(send, SHOW_EVERY))
-    ray.wait(last, timeout=SHOW_EVERY)  # a job's last word comes before its result
+    ray.wait(last, timeout=WORD)  # a job's last word comes before its result
     return answer

@@ -163,7 +163,7 @@ def norm_linear_backward(grad, flat, scale, matrix, wanted: bool) -> tuple[torch
 def row_sums(x: torch.Tensor) -> torch.Tensor:
     """x (..., S) summed over its last dimension, kept, as a product with ones: torch's own sum is dear on short rows."""
     flat = x.reshape(-1, x.shape[-1])
-    return torch.mm(flat, flat.new_ones(flat.shape[1], 1)).view(*x.shape[:-1], 1)
+    return torch.mv(flat, flat.new_ones(flat.shape[1])).view(*x.shape[:-1], 1)
 
 
 def causal_softmax_(scores: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:

@@ -2,7 +2,7 @@
 
 FAULT is "<what> <point>", and code that comes by a point calls `at`. What: fill (the disk at DISK), hold (until the file HOLD,
 which is made here, is gone), meet (until two processes are here, in the folder HOLD).
-`python -m tests.fault_jobs <function> <argument> ...` calls one of the last three functions here.
+`python -m tests.fault_jobs <function> <argument> ...` calls one of the last functions here.
 """
 
 import os
@@ -161,10 +161,12 @@ def make(*roots):
             assert all(getattr(model.config, k) == getattr(one.config(), k) for k in LoopedConfig.__annotations__)
 
 
-def nearly_full(root):
-    """Make a run of an array that is a little larger than what the disk still has."""
+def full():
+    """Make a run of an array that is a little larger than what the disk still has, and keep a table where there is no space."""
     import numpy as np
+    import pandas as pd
 
+    from lib import paths, results
     from lib.store import Store, StoreError, write_array
 
     def build(folder):
@@ -172,10 +174,16 @@ def nearly_full(root):
         write_array(folder / "array.npy", np.arange(1000, dtype=np.float32))  # 4128 bytes
         free()  # it may be too late
 
+    out = results.begin("a", "smoke")
     try:
-        Store(root).make("a", {}, build)
+        Store(paths.runs()).make("a", {}, build)
     except StoreError as error:
-        sys.exit(str(error))
+        print(error, file=sys.stderr)
+    fill()
+    try:
+        out.table(pd.DataFrame({"x": range(1000)}), "x")
+    except OSError as error:
+        print(error, file=sys.stderr)
 
 
 def store_line():

@@ -143,14 +143,16 @@ def key(seed):
 
 
 def files(outputs):
-    """Every file below `outputs` but for the run store."""
-    found = {str(path.relative_to(outputs)): path.read_bytes() for path in sorted(outputs.rglob("*")) if path.is_file()}
-    return {name: content for name, content in found.items() if not name.startswith("runs")}
+    """Every file below `outputs` but for the run store, and every folder that is hidden."""
+    paths = {str(path.relative_to(outputs)): path for path in sorted(outputs.rglob("*"))}
+    found = {name: path for name, path in paths.items() if path.is_file() or path.name.startswith(".")}
+    return {name: path.is_file() and path.read_bytes() for name, path in found.items() if not name.startswith("runs")}
 
 
-def outcome(outputs):
-    """What a run must leave bit for bit: all of it but for dates and seconds, and in the store the trained models."""
-    found = files(outputs)
+def outcome(outputs, drawn=False):
+    """What a run must leave bit for bit: all of it but for dates and seconds, and in the store the trained models. Pictures,
+    which take seconds, only where they were drawn."""
+    found = {name: content for name, content in files(outputs).items() if drawn or not name.endswith(".png")}
     for name in [name for name in found if name.endswith("result.json")]:
         varying = ("date", "seconds", "training_core_seconds")
         found[name] = {k: v for k, v in json.loads(found[name]).items() if k not in varying}
@@ -323,15 +325,18 @@ def test_a_run_whose_outputs_do_not_fit_leaves_the_earlier_ones(disk, project, u
         changed = {name for name in left if left[name] != before[name]}
         assert not changed if point != "end" else f"smoke/{NAME}/notebook.ipynb" not in changed
     code, said = project.run(outputs, prefix=disk.prefix, DRAW="1")
-    assert code == 0 and outcome(seen) == outcome(undisturbed)
+    assert code == 0 and outcome(seen, drawn=True) == outcome(undisturbed, drawn=True)
 
 
-def test_an_array_that_does_not_fit_is_no_finished_run(disk, project):
-    """numpy itself writes a file that lacks its end, and says nothing."""
-    root = disk.folder / "runs"
-    code, said = project.run(disk.folder, "tests.fault_jobs", "nearly_full", root, prefix=disk.prefix, **disk.environment)
-    assert code == 1 and said[-1].startswith(f"The run store {root} cannot be used ({disk.full}): ")
-    assert not (disk.seen / "runs" / "a").exists()
+def test_an_array_and_a_table_that_do_not_fit_are_told_and_are_no_results(disk, project):
+    """Of an array numpy itself would write a file that lacks its end, and say nothing."""
+    code, said = project.run(disk.folder, "tests.fault_jobs", "full", prefix=disk.prefix, **disk.environment)
+    remedy = f"({disk.full}): {disk.remedy}, and {GOES_ON}."
+    assert said == [
+        f"The run store {disk.folder}/runs cannot be used {remedy}",
+        f"{disk.folder}/smoke cannot be written {remedy}",
+    ]
+    assert code == 0 and not (disk.seen / "runs/a").exists() and not (disk.seen / "smoke/a").exists()
 
 
 # ---- signals and kills --------------------------------------------------------------------------------------------------
@@ -371,14 +376,13 @@ def test_a_run_that_is_stopped_or_killed_or_whose_kernel_is_goes_on_and_nothing_
     mine = outputs / f"smoke/.claims.csv.{os.getpid()}-0123abcd.tmp"  # of a process that is not gone
     mine.touch()
     working = f"failed/.smoke-{NAME}-{process.pid}.ipynb"
-    assert working in files(outputs) and [*(outputs / "smoke").glob(".staging*")]
+    assert working in files(outputs) and [name for name in files(outputs) if ".staging" in name]
     file.unlink()
 
-    code, said = project.run(outputs, DRAW="1")
+    code, said = project.run(outputs)
     assert code == 0, said
     mine.unlink()
     assert outcome(outputs) == outcome(undisturbed) and all_starts(outputs) == [(1, 0), (1, 2), (1, 0)]
-    assert not [path for path in outputs.rglob(".*") if "runs" not in path.parts]
 
 
 def test_an_interrupt_ends_a_run_that_ignores_the_end_of_its_terminal(project, undisturbed, tmp_path):
@@ -444,7 +448,7 @@ def test_results_are_moved_all_together(tmp_path):
 
 def test_two_runs_of_one_notebook_at_once_train_every_model_once(project, undisturbed, tmp_path):
     outputs, meeting = tmp_path / "outputs", tmp_path / "meeting"
-    processes = [project.start(outputs, FAULT="meet start", HOLD=str(meeting), DRAW="1") for _ in range(2)]
+    processes = [project.start(outputs, FAULT="meet start", HOLD=str(meeting)) for _ in range(2)]
     said = [process.communicate(timeout=240) for process in processes]
     assert [process.returncode for process in processes] == [0, 0], said
     assert said[0][0] == said[1][0], "the same verdicts"
@@ -535,21 +539,6 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_a_run_of_before_an_option_existed_stays_valid(project, undisturbed, tmp_path):
-    root = tmp_path / "runs"
-    shutil.copytree(undisturbed / "runs", root)
-    folder = root / key(1)
-    spec = json.loads((folder / store.SPEC).read_text())
-    assert not training.BEFORE.keys() & {*spec["model"], *spec["recipe"], *spec["task"]}
-    config = json.loads((folder / "config.json").read_text())
-    assert training.BEFORE.keys() & config.keys()
-    (folder / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in training.BEFORE}))
-    manifest(folder)
-    left = {path: path.read_bytes() for path in root.rglob("*") if path.is_file()}
-    assert project.run(tmp_path, "tests.fault_jobs", "make", root) == (0, [])
-    assert {path: path.read_bytes() for path in root.rglob("*") if path.is_file()} == left
-
-
 def stopped(root, **model):
     """A training that was stopped: the folder of what is not finished, with its checkpoint."""
     folder = root / f"{store.key(fault_jobs.run(1, **model).spec())}.partial"
@@ -559,9 +548,23 @@ def stopped(root, **model):
         if done > fault_jobs.CHECKED:
             raise KeyboardInterrupt
 
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
     with pytest.raises(KeyboardInterrupt):
         training.train(fault_jobs.run(1, **model), folder, report, checkpoint_seconds=-1)
+    torch.set_num_threads(threads)
     return folder
+
+
+def of_before(finished):
+    """Make a finished run one of a time when the options that came later were not there: its spec has always left them out."""
+    spec = json.loads((finished / store.SPEC).read_text())
+    assert not training.BEFORE.keys() & {*spec["model"], *spec["recipe"], *spec["task"]}
+    config = json.loads((finished / "config.json").read_text())
+    assert training.BEFORE.keys() & config.keys()
+    (finished / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k not in training.BEFORE}))
+    manifest(finished)
+    return contents(finished)
 
 
 def without(key):
@@ -587,8 +590,7 @@ LAYOUTS = {
 }
 
 
-def test_a_checkpoint_of_another_layout_is_not_read_and_the_training_starts_afresh(project, undisturbed, tmp_path):
-    torch.set_num_threads(1)
+def test_a_run_of_before_an_option_stays_valid_and_a_checkpoint_of_another_layout_is_not_read(project, undisturbed, tmp_path):
     for name, change in LAYOUTS.items():
         file = stopped(tmp_path / name, **fault_jobs.MODELS.get(name, {})) / "checkpoint.pt"
         content = change(training.read_checkpoint(file, "cpu"))
@@ -596,13 +598,17 @@ def test_a_checkpoint_of_another_layout_is_not_read_and_the_training_starts_afre
             torch.save(content, buffer := io.BytesIO())
             content = buffer.getvalue()
         file.write_bytes(hashlib.sha256(content).digest() + content)
-    assert project.run(tmp_path, "tests.fault_jobs", "make", *(tmp_path / name for name in LAYOUTS)) == (0, [])
+    whole, finished = undisturbed / "runs" / key(1), tmp_path / "finished" / key(1)
+    shutil.copytree(whole, finished)
+    before = of_before(finished)
+    roots = [tmp_path / name for name in (*LAYOUTS, "finished")]
+    assert project.run(tmp_path, "tests.fault_jobs", "make", *roots) == (0, [])
+    assert contents(finished) == before and [path.name for path in finished.parent.iterdir()] == [finished.name]
     for name in LAYOUTS:
         (folder,) = (tmp_path / name).iterdir()
         said = "the checkpoint is of another layout and is not read" in (folder / "train.log").read_text()
         assert (said, starts(folder)) == ((False, (1, 1)) if name == "as it is" else (True, (2, 0))), name
         if name != "experts":
-            whole = undisturbed / "runs" / key(1)
             for file in ("model.safetensors", "losses.npy"):
                 assert (folder / file).read_bytes() == (whole / file).read_bytes(), name
 
@@ -654,7 +660,7 @@ def test_a_fresh_run_by_a_clock_that_was_set_back_sets_no_store_aside_over_anoth
         fcntl.flock(lock, fcntl.LOCK_EX)
         code, said = project.run(outputs, more=["--fresh"])
         assert code == 1 and f"another process is making a run in {outputs / 'runs'}: wait for its end" in said[-1]
-    code, said = project.run(outputs, more=["--fresh"], paths=[clock], DRAW="1")
+    code, said = project.run(outputs, more=["--fresh"], paths=[clock])
     assert code == 0, said
     assert not list((outputs / "runs-19700101-000000").iterdir())
     aside = outputs / "runs-19700101-000000-2"
