@@ -25,7 +25,7 @@ from lib import BEHAVIOUR, paths
 from lib.engine import ATTEMPTS, ONE_THREAD, EngineError, Reporter, attempt, environment, in_order, require_importable
 from lib.progress import SHOW_EVERY, Progress
 
-ANSWER = 5.0  # seconds in which a cluster's port must answer
+ANSWER = 5.0  # seconds in which a cluster's port must answer, and what jobs told is waited for when one has ended
 LEFT = 30 * 24 * 3600.0  # seconds after which a driver's file is what a killed one left
 WORD = 60.0  # seconds that a job's last word may take; the actor that takes it may just be starting
 PATIENCE = 600.0  # seconds without a word after which a cluster that lacks what a job needs is given up
@@ -63,8 +63,7 @@ def map_ray(
                     tries[i] += 1
                     flying[work.remote(jobs[i], i, board.actor, versions, shared)] = i
                 ended, _ = ray.wait(list(flying), timeout=SHOW_EVERY)
-                # the last word of the last job is worth a moment
-                for i, node, *report in (news := board.read(SHOW_EVERY if queue or len(flying) > len(ended) else ANSWER)):
+                for i, node, *report in (news := board.read(ANSWER if ended else SHOW_EVERY)):
                     nodes[i] = node
                     if report:
                         progress.report(i, *report)

@@ -80,14 +80,16 @@ def devices(spec, report):
 
 
 def waits(spec, report):
-    """The first of two jobs ends a moment after the second, which must run beside it."""
+    """Of jobs 0 and 1 the first ends a moment after the second, which must run beside it."""
     number, file = spec
+    report(0, number + 1)
     if number:
         Path(file).touch()
     else:
         while not Path(file).exists():
             time.sleep(0.05)
         time.sleep(1)
+    report(number + 1, number + 1, note=f"job {number}")
     return number
 
 
