@@ -234,12 +234,13 @@ def _work(job: bytes, index: int, mailbox, versions: dict, shared: str) -> bytes
     import torch
 
     torch.set_num_threads(1)
-    own, node, line = _versions(), platform.node(), ""
-    for what in (name for name in own if own[name] != versions[name]):
-        line = f"{node} has {what} {own[what]} and not {versions[what]}: every node needs the same clone and environment"
+    own, node = _versions(), platform.node()
+    wrong = [f"has {what} {own[what]} and not {versions[what]}" for what in own if own[what] != versions[what]]
     if not Path(shared).exists():
-        line = f"{node} does not see {Path(shared).parent}: every node needs one shared folder for outputs"
-    if line:
+        wrong.append(f"does not see {Path(shared).parent}")
+    if wrong:
+        needed = "every node needs the same clone, the same environment and one shared folder for outputs"
+        line = f"{node} {' and '.join(wrong)}: {needed}"
         return pickle.dumps(("failed", line, line))
     last = [mailbox.tell.remote(index, node)]
 
