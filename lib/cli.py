@@ -19,8 +19,8 @@ from lib.paths import SCALES
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
     args = _parser().parse_args(argv)
-    logging.getLogger("papermill").setLevel(logging.ERROR)
-    logging.getLogger("asyncio").setLevel(logging.CRITICAL)  # of a stopped notebook it has much to say
+    for name in ("papermill", "asyncio"):  # what goes wrong is told by exceptions
+        logging.getLogger(name).setLevel(logging.CRITICAL)
     if os.environ.get("LOOPED_OUTPUTS"):  # a kernel has another working directory
         os.environ["LOOPED_OUTPUTS"] = str(paths.outputs())
     try:

@@ -90,7 +90,7 @@ def begin(notebook: str, scale: str) -> Results:
     with _sentence(folder):
         folder.mkdir(parents=True, exist_ok=True)
         leftovers.sweep()
-        staging = folder / f".staging-{notebook}-{os.getpid()}"
+        staging = folder / f".staging-{notebook}-{leftovers.owner()}"
         shutil.rmtree(staging, ignore_errors=True)
         staging.mkdir()
     return Results(notebook, scale, staging)

@@ -63,16 +63,15 @@ def execute(notebook: str, values: dict, scale: str, name: str, line: int = 0) -
     outputs = paths.outputs()
     final = outputs / scale / name / "notebook.ipynb"
     failed = outputs / "failed" / f"{scale}-{name}.ipynb"
-    working = failed.with_name(f".{failed.stem}-{os.getpid()}.ipynb")
+    working = failed.with_name(f".{failed.stem}-{leftovers.owner()}.ipynb")
     try:
         failed.parent.mkdir(parents=True, exist_ok=True)
-        leftovers.sweep()
         # the .py is the source: what runs is made from it, whatever the .ipynb beside it says
         nbformat.write(jupytext.read(paths.notebooks() / f"{notebook}.py"), working)
     except OSError as error:
         working.unlink(missing_ok=True)
         raise NotebookError(f"{outputs} cannot be written {cannot_write(error)}") from None
-    progress = outputs / f"progress-{os.getpid()}.json"
+    progress = outputs / f"progress-{leftovers.owner()}.json"
     try:
         with _Watch(f"{name} ({scale})", progress, line):
             papermill.execute_notebook(
@@ -132,7 +131,7 @@ def refresh(notebook: str) -> Path:
     source, pair = (paths.notebooks() / f"{notebook}{suffix}" for suffix in (".py", ".ipynb"))
     subprocess.run(["jupytext", "--quiet", "--to", "ipynb", "--update", str(source)], check=True, env=_path_with_tools())
     made = nbformat.read(pair, as_version=4)
-    with _Watch(f"{notebook} (smoke)", paths.outputs() / f"progress-{os.getpid()}.json"):
+    with _Watch(f"{notebook} (smoke)", paths.outputs() / f"progress-{leftovers.owner()}.json"):
         try:
             client = ExecutePreprocessor(timeout=CELL_SECONDS, kernel_name="python3", extra_arguments=QUIET_KERNEL)
             client.preprocess(made, {"metadata": {"path": str(paths.notebooks())}})

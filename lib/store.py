@@ -25,6 +25,8 @@ from pathlib import Path
 
 import numpy as np
 
+from lib import leftovers
+
 MANIFEST = "MANIFEST.json"
 SPEC = "spec.json"
 GOES_ON = "the same command goes on where this one stopped"
@@ -72,7 +74,7 @@ def write_atomic(path: str | os.PathLike, data: bytes | str) -> None:
     Text is written as UTF-8. Raises OSError, and then leaves the old file and no temporary one.
     """
     path = Path(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}-{secrets.token_hex(4)}.tmp")
+    temporary = path.with_name(f".{path.name}.{leftovers.owner()}-{secrets.token_hex(4)}.tmp")
     try:
         with open(temporary, "xb") as file:
             file.write(data.encode() if isinstance(data, str) else data)

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lib import BEHAVIOUR, claims, store, training
+from lib import BEHAVIOUR, claims, leftovers, store, training
 from lib.paths import ROOT
 from lib.store import GOES_ON
 from tests import fault_jobs
@@ -342,7 +342,7 @@ def test_an_array_and_a_table_that_do_not_fit_are_told_and_are_no_results(disk, 
 # ---- signals and kills --------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_is_stopped_or_killed_or_whose_kernel_is_goes_on_and_nothing_is_left_behind(project, undisturbed, tmp_path):
+def test_a_run_that_is_stopped_and_one_whose_kernel_is_killed_leave_nothing_behind_and_go_on(project, undisturbed, tmp_path):
     outputs, file = tmp_path / "outputs", tmp_path / "held"
     before = earlier(undisturbed, outputs, missing=(1, 2))
     process = project.start(outputs, FAULT="hold step", HOLD=str(file))
@@ -367,21 +367,8 @@ def test_a_run_that_is_stopped_or_killed_or_whose_kernel_is_goes_on_and_nothing_
     assert left.pop(f"failed/smoke-{NAME}.ipynb") and left == before
     file.unlink()
 
-    process = project.start(outputs, FAULT="hold table", HOLD=str(file))
-    below = held(process, file)
-    process.send_signal(signal.SIGKILL)
-    process.communicate()
-    assert gone(below)
-    (outputs / f".progress-{process.pid}.json.{process.pid}-0123abcd.tmp").touch()
-    mine = outputs / f"smoke/.claims.csv.{os.getpid()}-0123abcd.tmp"  # of a process that is not gone
-    mine.touch()
-    working = f"failed/.smoke-{NAME}-{process.pid}.ipynb"
-    assert working in files(outputs) and [name for name in files(outputs) if ".staging" in name]
-    file.unlink()
-
     code, said = project.run(outputs)
     assert code == 0, said
-    mine.unlink()
     assert outcome(outputs) == outcome(undisturbed) and all_starts(outputs) == [(1, 0), (1, 2), (1, 0)]
 
 
@@ -401,15 +388,36 @@ def test_an_interrupt_ends_a_run_that_ignores_the_end_of_its_terminal(project, u
     assert {name: content for name, content in files(outputs).items() if SECOND not in name} == before
 
 
-def test_the_end_of_its_terminal_ends_a_run_whose_kernel_is_only_starting(project, undisturbed, tmp_path):
+def test_the_end_of_its_terminal_ends_a_run_that_is_only_starting_and_has_removed_what_a_killed_one_left(
+    project, undisturbed, tmp_path
+):
     outputs = tmp_path / "outputs"
     before = earlier(undisturbed, outputs)
-    process = project.start(outputs)
-    below = wait_for(lambda: {n: line for n, line in children(process.pid).items() if "ipykernel" in line})
+    process, below = starting(project, outputs)
+    process.kill()
+    process.communicate()
+    assert gone(below)
+    owner = leftovers.owner().removesuffix(str(os.getpid())) + str(process.pid)
+    # what it leaves when it is killed later
+    (outputs / f"smoke/.staging-{NAME}-{owner}").mkdir()
+    for name in (f"progress-{owner}.json", f".progress-{owner}.json.{owner}-0123abcd.tmp"):
+        (outputs / name).touch()
+    assert len(files(outputs)) == len(before) + 4, "its working copy, and these"
+    mine = outputs / f"smoke/.claims.csv.{leftovers.owner()}-0123abcd.tmp"  # of a process that is not gone
+    mine.touch()
+
+    process, below = starting(project, outputs)
     process.send_signal(signal.SIGHUP)
     code, said = ended(process)
     assert (code, said[-1]) == (128 + signal.SIGHUP, STOPPED)
+    mine.unlink()
     assert gone(below) and files(outputs) == before
+
+
+def starting(project, outputs):
+    """A run whose kernel has just been started, and the processes below it."""
+    process = project.start(outputs)
+    return process, wait_for(lambda: {n: line for n, line in children(process.pid).items() if "ipykernel" in line})
 
 
 FINISH = """
