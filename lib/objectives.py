@@ -55,7 +55,7 @@ def exit_weighted(
 ) -> torch.Tensor:
     """Ouro's: each step's cross entropy (nats) weighted by the probability of leaving there, less `entropy` times the entropy
     of those probabilities, at every answer. Shapes as in `last`. Raises ValueError when the model has no exit gate."""
-    context = model.context(ids, routes=how.pop("routes", None))
+    context = model.context(ids, segments=how.pop("segments", None), routes=how.pop("routes", None))
     states = list(model.trajectory(ids, loops, context=context, **how))
     losses, at = [], [z[:, positions] for z in states]
     for z in states:
