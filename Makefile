@@ -11,13 +11,13 @@ PIP = -m pip -qq --disable-pip-version-check install --no-compile
 READ_PROJECT = import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
     d = p["project"]; \
     print("\n".join(p["build-system"]["requires"] + d["dependencies"] + d["optional-dependencies"]["test"]))
-READ_CLUSTER = import tomllib; \
-    print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"]["cluster"]))
+READ_EXTRA = import sys, tomllib; \
+    print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]]))
 
-.PHONY: help replicate audit test bench cluster lock clean-env
+.PHONY: help replicate audit test bench cluster benchmark-tools lock clean-env
 
 help:  ## this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s%s\n", $$1, $$2}' Makefile
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s%s\n", $$1, $$2}' Makefile
 
 replicate: .venv/.installed  ## run the notebooks; SCALE=smoke, laptop, overnight or paper, ONLY="name ..." for some
 	@$(IN) lib run --scale $(SCALE) $(if $(ONLY),--only $(ONLY))
@@ -36,7 +36,10 @@ bench: .venv/.installed  ## the benchmarks
 cluster: .venv/.installed  ## install ray beside the rest, for --engine ray
 	@.venv/bin/python $(PIP) -c requirements.lock -r requirements-cluster.lock
 
-lock:  ## resolve pyproject.toml afresh and write requirements.lock and requirements-cluster.lock
+benchmark-tools: .venv/.installed  ## install lm-eval beside the rest, for python -m lib benchmark
+	@.venv/bin/python $(PIP) -c requirements.lock -r requirements-benchmark.lock
+
+lock:  ## resolve pyproject.toml afresh and write requirements.lock, requirements-cluster.lock and requirements-benchmark.lock
 	@rm -rf .lock-env
 	@$(PYTHON) -m venv .lock-env
 	@.lock-env/bin/python -c '$(READ_PROJECT)' > .lock-env/wanted.txt
@@ -45,12 +48,18 @@ lock:  ## resolve pyproject.toml afresh and write requirements.lock and requirem
 	@.lock-env/bin/python -m pip freeze --all --exclude pip > .lock-env/frozen.txt
 	@sed 's/+.*//' .lock-env/frozen.txt >> .lock-env/lock.txt
 	@mv .lock-env/lock.txt requirements.lock
-	@.lock-env/bin/python -c '$(READ_CLUSTER)' > .lock-env/wanted.txt
+	@.lock-env/bin/python -c '$(READ_EXTRA)' cluster > .lock-env/wanted.txt
 	@.lock-env/bin/python $(PIP) -c requirements.lock -r .lock-env/wanted.txt
 	@grep '^#' requirements-cluster.lock > .lock-env/lock.txt
 	@.lock-env/bin/python -m pip freeze --all --exclude pip > .lock-env/frozen.txt
 	@sed 's/+.*//' .lock-env/frozen.txt | grep -vxFf requirements.lock >> .lock-env/lock.txt
 	@mv .lock-env/lock.txt requirements-cluster.lock
+	@.lock-env/bin/python -c '$(READ_EXTRA)' benchmark > .lock-env/wanted.txt
+	@.lock-env/bin/python $(PIP) -c requirements.lock -r .lock-env/wanted.txt
+	@grep '^#' requirements-benchmark.lock > .lock-env/lock.txt
+	@.lock-env/bin/python -m pip freeze --all --exclude pip > .lock-env/frozen.txt
+	@sed 's/+.*//' .lock-env/frozen.txt | grep -vxFf requirements.lock | grep -vxFf requirements-cluster.lock >> .lock-env/lock.txt
+	@mv .lock-env/lock.txt requirements-benchmark.lock
 	@rm -rf .lock-env
 
 clean-env:  ## remove the environment

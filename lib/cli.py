@@ -1,4 +1,4 @@
-"""The commands behind make: run, claims, models, audit, doctor, refresh, readme, pilot.
+"""The commands behind make, run, claims, doctor, refresh, readme and pilot; `cli_models` has those on one model.
 
 Errors are one sentence on stderr and exit code 1.
 """
@@ -12,7 +12,8 @@ import sys
 import time
 from pathlib import Path
 
-from lib import paths, stopping
+from lib import cli_models, paths, stopping
+from lib.cli_models import near
 from lib.paths import SCALES
 
 
@@ -64,20 +65,7 @@ def _parser() -> argparse.ArgumentParser:
     claims.add_argument("--json", action="store_true", help="as JSON, one object a claim")
     claims.set_defaults(command=print_claims)
 
-    models = commands.add_parser("models", help="checkpoints that can be loaded; with one named, check it without loading it")
-    models.add_argument("model", nargs="?", metavar="MODEL", help="a hub id or a folder")
-    models.set_defaults(command=print_models)
-
-    audit = commands.add_parser("audit", help="one model's loop contract, as a one-page report")
-    audit.add_argument("model", metavar="MODEL", help="a hub id that was downloaded, or a folder")
-    audit.add_argument("--loops", default="1,2,4,8,16,32", help="loop counts that are shown; all up to the largest are read")
-    audit.add_argument("--tasks", default="circuit,hops,paragg", help="task families, for a model that reads text")
-    audit.add_argument("--dtype", default="", help="bfloat16, float16, float32 or float64; the checkpoint's own by default")
-    audit.add_argument("--device", default="cpu", help="cpu or cuda")
-    audit.add_argument("--batch-size", type=int, default=32, help="rows at once")
-    audit.add_argument("--n", type=int, default=32, help="instances at each depth of each task")
-    audit.add_argument("--boundary", type=int, default=-1, help="the intact arm's: 0 never, k every k-th step; as trained")
-    audit.set_defaults(command=audit_model)
+    cli_models.add(commands)
 
     doctor = commands.add_parser("doctor", help="versions, machine, store health, pairs in sync, stale results")
     doctor.set_defaults(command=diagnose)
@@ -129,8 +117,8 @@ def run_notebooks(args) -> int:
     print(f"Verdicts at scale {args.scale} ({len(built)} of {len(frame)} claims built):\n{claims.table(built)}\n")
     print(
         "Executed notebooks:",
-        *(f"  {_near(done[name])}" for name in chosen),
-        f"  {_near(folder / 'claims.csv')}",
+        *(f"  {near(done[name])}" for name in chosen),
+        f"  {near(folder / 'claims.csv')}",
         sep="\n",
     )
     if changed := params.changed(values, args.scale):
@@ -170,11 +158,6 @@ def _set_aside(folder: Path) -> Path:
     return folder.rename(aside)
 
 
-def _near(path: Path) -> Path:
-    """A path as seen from the working directory, where it lies below it."""
-    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
 def print_claims(args) -> int:
     """Print a scale's verdicts, collected from its result.json files."""
     from lib import claims
@@ -185,48 +168,6 @@ def print_claims(args) -> int:
     print(json.dumps(json.loads(frame.to_json(orient="records")), indent=1) if args.json else claims.table(frame))
     _tell_other_rules(frame)
     return 0
-
-
-def print_models(args) -> int:
-    """Print what can be loaded, or hold one checkpoint's files against its configuration and print what it is."""
-    from lib import released
-
-    print("\n".join(released.table() if args.model is None else released.inspect(args.model)))
-    return 0
-
-
-def audit_model(args) -> int:
-    """Estimate, read and report one model; prints the verdict and where the report is."""
-    from lib import audit, cost, params, released, runner
-
-    if not args.model.strip():
-        raise ValueError("no model is named: give a hub id or a folder, as in make audit MODEL=ByteDance/Ouro-1.4B")
-    folder = Path(args.model).expanduser()
-    values = params.load("audit", "smoke") | {
-        "model": str(folder.resolve()) if folder.is_dir() else args.model,
-        "at_loops": _numbers("loops", args.loops),
-        "tasks": args.tasks.split(","),
-        "precision": args.dtype,
-        **{key: getattr(args, key) for key in ("device", "batch_size", "n", "boundary")},
-    }
-    asked = audit.subject(values)
-    takes = audit.estimate(asked)
-    cost.require_memory(takes, asked.device)
-    rate = cost.rate(asked.device, released.DTYPES[asked.dtype])
-    print(f"{asked.name}: {takes.sentence(rate)}; what the run store holds is not read again.", flush=True)
-    done = runner.execute("audit", values, "audit", asked.name)
-    found = json.loads((done.parent / "report.json").read_text(encoding="utf-8"))
-    print(*found["notes"], found["verdict"], sep="\n")
-    print(*(f"  {_near(done.parent / name)}" for name in ("report.html", "report.json", "notebook.ipynb")), sep="\n")
-    return 0
-
-
-def _numbers(name: str, text: str) -> list[int]:
-    """Whole numbers with commas between. Raises ValueError naming the option."""
-    try:
-        return [int(part) for part in text.split(",")]
-    except ValueError:
-        raise ValueError(f"{name} is {text!r}: it must be whole numbers with commas between, such as 1,2,4,8") from None
 
 
 def diagnose(args) -> int:
@@ -258,7 +199,7 @@ def refresh_notebooks(args) -> int:
 
     every = (*runner.NOTEBOOKS, *runner.ALONE)
     for name in _known(args.names, every) or every:
-        print(_near(runner.refresh(name)))
+        print(near(runner.refresh(name)))
     return 0
 
 

@@ -13,7 +13,7 @@ def render(text: str) -> str:
 
     Raises ValueError when a part's markers are missing.
     """
-    for name, make in {"claims": claims_table, "facts": facts, "bench": bench}.items():
+    for name, make in {"claims": claims_table, "scaling": scaling, "facts": facts, "bench": bench}.items():
         before, opening, rest = text.partition(f"<!-- {name} -->\n")
         _, closing, after = rest.partition(f"<!-- /{name} -->")
         if not (opening and closing):
@@ -29,6 +29,13 @@ def claims_table() -> str:
     table = claims.markdown(frames)
     old = [entry for entry in doctor.stale() if entry[0] in claims.SCALES]
     return table + "".join(f"\n**Stale:** {doctor.told(entry)}." for entry in old)
+
+
+def scaling() -> str:
+    """What pretraining each published recipe takes, from its configuration."""
+    from lib import cost_training
+
+    return cost_training.markdown()
 
 
 def facts() -> str:

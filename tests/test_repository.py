@@ -18,10 +18,10 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RUNTIME = PROJECT["dependencies"]
 EXTRAS = [line for extra in PROJECT.get("optional-dependencies", {}).values() for line in extra]
 TEST = PROJECT["optional-dependencies"]["test"]
-TARGETS = ("help", "replicate", "audit", "test", "bench", "cluster", "lock", "clean-env")
+TARGETS = ("help", "replicate", "audit", "test", "bench", "cluster", "benchmark-tools", "lock", "clean-env")
 IMPORT_NAMES = {"yaml": "pyyaml", "sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
-# called by name or through another package: vl-convert-python draws altair's pictures
-TOOLS = {"jupyterlab", "ipykernel", "jupytext", "papermill", "nbconvert", "vl-convert-python"}
+# called by name or through another package: vl-convert-python draws altair's pictures, transformers' Trainer runs on accelerate
+TOOLS = {"accelerate", "jupyterlab", "ipykernel", "jupytext", "papermill", "nbconvert", "vl-convert-python"}
 
 
 def name_of(requirement):
@@ -52,12 +52,13 @@ def test_every_declared_package_is_in_the_lock_within_its_bounds():
         assert Requirement(line).specifier.contains(pins[name_of(line)]), line
 
 
-def test_the_cluster_lock_adds_ray_and_touches_nothing():
-    lines = lock_lines("requirements-cluster.lock")
+@pytest.mark.parametrize("extra", ["cluster", "benchmark"])
+def test_an_extras_lock_adds_what_it_names_and_touches_nothing(extra):
+    lines = lock_lines(f"requirements-{extra}.lock")
     assert all(re.fullmatch(r"[A-Za-z0-9._-]+==[A-Za-z0-9.]+", line) for line in lines)
     pins = {name_of(line): line.split("==")[1] for line in lines}
     assert len(pins) == len(lines) and not set(pins) & {name_of(line) for line in lock_lines()}
-    (wanted,) = PROJECT["optional-dependencies"]["cluster"]
+    (wanted,) = PROJECT["optional-dependencies"][extra]
     assert Requirement(wanted).specifier.contains(pins[name_of(wanted)])
 
 
