@@ -66,7 +66,7 @@ VALUES = {
     "warmup": Annotated[int, Field(ge=0)],
     **dict.fromkeys(("r0", "seeds", "n_test", "d_model", "n_heads", "d_ff", "core", "batch_size"), COUNT),
     **dict.fromkeys(("circuit_steps", "hops_steps", "circuit_depth", "hops_depth"), COUNT),
-    **dict.fromkeys(("loops", "steps", "paragg_depth"), COUNT),
+    **dict.fromkeys(("loops", "steps", "paragg_depth", "text_steps", "text_seeds"), COUNT),
     **dict.fromkeys(("circuit_width", "hops_width", "paragg_width", "paragg_circuit_width"), Annotated[int, Field(ge=2)]),
     **dict.fromkeys((f"{t}_lr_{a}{r}" for t in FAMILIES for a in ("no_norm", "with_norm") for r in ("", "_raw")), POSITIVE),
     **dict.fromkeys((f"{t}_lr" for t in FAMILIES), list[POSITIVE]),

@@ -555,3 +555,16 @@ def loads(load: pd.DataFrame, overlap: pd.DataFrame, chance: float, title: str =
             )
         )
     return _style(alt.vconcat(*rows).properties(title=title))
+
+
+def bits_by_step(frame: pd.DataFrame, title: str = "") -> alt.TopLevelMixin:
+    """Bits a byte of held-out text against the tokens trained on, a line a seed. frame: arm, seed, tokens, bits_per_byte."""
+    frame = _labelled(frame)
+    colour, shape = _arms(frame)
+    x = alt.X("tokens:Q", title="tokens trained on", axis=alt.Axis(format="~s"), scale=alt.Scale(zero=False))
+    y = alt.Y("bits_per_byte:Q", title="bits a byte, held out", scale=alt.Scale(zero=False))
+    base = alt.Chart(frame).encode(
+        x=x, y=y, color=colour, detail="seed:N", tooltip=["label", "seed", "tokens", "bits_per_byte"]
+    )
+    lines, points = base.mark_line(strokeWidth=2), base.mark_point(size=55, filled=True, opacity=1).encode(shape=shape)
+    return _style((lines + points).properties(width=420, height=260, title=title))
