@@ -14,13 +14,16 @@ READ_PROJECT = import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
 READ_EXTRA = import sys, tomllib; \
     print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]]))
 
-.PHONY: help replicate audit test bench cluster benchmark-tools lock clean-env
+.PHONY: help replicate lab audit test bench cluster benchmark-tools lock clean-env
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s%s\n", $$1, $$2}' Makefile
 
 replicate: .venv/.installed  ## run the notebooks; SCALE=smoke, laptop, overnight or paper, ONLY="name ..." for some
 	@$(IN) lib run --scale $(SCALE) $(if $(ONLY),--only $(ONLY))
+
+lab: .venv/.installed  ## open JupyterLab at the reading guide; ARGS="--no-browser --port 8899" for its own options
+	@$(IN) lib lab $(ARGS)
 
 audit: .venv/.installed  ## one model's loop contract as a page; MODEL=a hub id or a folder, ARGS="--n 64 ..." for more
 	@$(IN) lib audit "$(MODEL)" $(ARGS)

@@ -1,4 +1,4 @@
-"""The commands behind make, run, claims, doctor, refresh, readme and pilot; `cli_models` has those on one model.
+"""The commands behind make, run, claims, doctor, lab, refresh, readme and pilot; `cli_models` has those on one model.
 
 Errors are one sentence on stderr and exit code 1.
 """
@@ -8,6 +8,7 @@ import json
 import logging
 import os
 import signal
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -19,7 +20,11 @@ from lib.paths import SCALES
 
 def main(argv: list[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    args = _parser().parse_args(argv)
+    parser = _parser()
+    args, further = parser.parse_known_args(argv)
+    if further and args.command is not open_lab:
+        parser.error(f"unrecognized arguments: {' '.join(further)}")
+    args.options = further
     for name in ("papermill", "asyncio"):  # what goes wrong is told by exceptions
         logging.getLogger(name).setLevel(logging.CRITICAL)
     if os.environ.get("LOOPED_OUTPUTS"):  # a kernel has another working directory
@@ -69,6 +74,12 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="versions, machine, store health, pairs in sync, stale results")
     doctor.set_defaults(command=diagnose)
+
+    lab = commands.add_parser("lab", help="open JupyterLab at the reading guide, with this environment's kernel")
+    lab.add_argument(
+        "options", nargs=argparse.REMAINDER, metavar="...", help="JupyterLab's own, such as --no-browser --port 8899"
+    )
+    lab.set_defaults(command=open_lab)
 
     refresh = commands.add_parser("refresh", help="make notebooks/*.ipynb from their .py and execute them at the smoke scale")
     refresh.add_argument("names", nargs="*", metavar="NAME", help="these notebooks alone")
@@ -177,6 +188,15 @@ def diagnose(args) -> int:
     lines, healthy = doctor.report()
     print("\n".join(lines))
     return 0 if healthy else 1
+
+
+def open_lab(args) -> int:
+    """Start JupyterLab at the reading guide and serve until it is stopped; returns its exit code."""
+    guide = (paths.notebooks() / "00_reading_guide.ipynb").relative_to(paths.ROOT).as_posix()
+    command = [sys.executable, "-m", "jupyterlab", f"--ServerApp.root_dir={paths.ROOT}"]
+    command += [f"--LabApp.default_url=/lab/tree/{guide}", *args.options]
+    # kernels of this environment before those of the user
+    return subprocess.run(command, env=os.environ | {"JUPYTER_PREFER_ENV_PATH": "1"}, check=False).returncode
 
 
 def write_readme(args) -> int:

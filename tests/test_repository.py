@@ -18,8 +18,8 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RUNTIME = PROJECT["dependencies"]
 EXTRAS = [line for extra in PROJECT.get("optional-dependencies", {}).values() for line in extra]
 TEST = PROJECT["optional-dependencies"]["test"]
-TARGETS = ("help", "replicate", "audit", "test", "bench", "cluster", "benchmark-tools", "lock", "clean-env")
-IMPORT_NAMES = {"yaml": "pyyaml", "sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
+TARGETS = ("help", "replicate", "lab", "audit", "test", "bench", "cluster", "benchmark-tools", "lock", "clean-env")
+IMPORT_NAMES = {"websocket": "websocket-client", "yaml": "pyyaml", "sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
 # called by name or through another package: vl-convert-python draws altair's pictures, transformers' Trainer runs on accelerate
 TOOLS = {"accelerate", "jupyterlab", "ipykernel", "jupytext", "papermill", "nbconvert", "vl-convert-python"}
 
