@@ -87,7 +87,7 @@ def fresh_states(numbers: np.ndarray, length: int, config: LoopedConfig, seed: i
     where the configuration's noise is."""
     drawn = torch.empty(len(numbers), length, config.d_model, device=device)
     for row, number in zip(drawn, numbers.tolist(), strict=True):
-        generator = torch.Generator(device).manual_seed(seed * 2**40 + number)
+        generator = torch.Generator(device).manual_seed((seed * 2**40 + number) % 2**63)
         if config.state_noise == "truncated":
             nn.init.trunc_normal_(row, a=-3.0, b=3.0, generator=generator)
         else:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import posixpath
 import re
 import subprocess
 import sys
@@ -40,6 +41,7 @@ QUIET_KERNEL = [
     "--IPKernelApp.exec_lines=__import__('logging').getLogger('asyncio').setLevel(50)",
 ]
 CELL_SECONDS = 7 * 24 * 3600  # a cell may train for days at the paper's scale, but not for ever
+LINK = re.compile(r"\]\((?![\w+.-]+:|/|#)(?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")  # a relative one of a text cell
 QUIET_EVERY = 30.0  # seconds between progress lines where there is no terminal
 
 
@@ -86,7 +88,7 @@ def execute(notebook: str, values: dict, scale: str, name: str, line: int = 0) -
             )
         executed = nbformat.read(working, as_version=4)
         final.parent.mkdir(parents=True, exist_ok=True)
-        write_atomic(final, nbformat.writes(scrub(executed)) + "\n")
+        write_atomic(final, nbformat.writes(relinked(scrub(executed), scale, name)) + "\n")
     except (PapermillExecutionError, DeadKernelError, CellTimeoutError) as error:
         working.replace(failed)
         raise NotebookError(_failure(notebook, scale, failed, _told(error))) from None
@@ -144,6 +146,24 @@ def refresh(notebook: str) -> Path:
 def _path_with_tools() -> dict[str, str]:
     """The environment in which this Python's own command-line tools are found first."""
     return os.environ | {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"}
+
+
+def relinked(notebook: nbformat.NotebookNode, scale: str, name: str) -> nbformat.NotebookNode:
+    """Turn the text cells' relative links, written to hold in notebooks/, into those that hold in outputs/<scale>/<name>/.
+
+    A notebook of the replication is linked as it stands in notebooks/, whatever was executed. Addresses, absolute paths and
+    anchors of the same page stay.
+    """
+    here = f"outputs/{scale}/{name}"
+
+    def moved(match: re.Match) -> str:
+        target, anchor = match["target"], match["anchor"] or ""
+        return f"]({posixpath.relpath(posixpath.join('notebooks', target), here)}{anchor})"
+
+    for cell in notebook.cells:
+        if cell.cell_type == "markdown":
+            cell.source = LINK.sub(moved, cell.source)
+    return notebook
 
 
 def scrub(notebook: nbformat.NotebookNode) -> nbformat.NotebookNode:
