@@ -14,7 +14,7 @@ READ_PROJECT = import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
 READ_EXTRA = import sys, tomllib; \
     print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]]))
 
-.PHONY: help replicate lab audit test bench cluster benchmark-tools lock clean-env
+.PHONY: help replicate lab verify audit test bench cluster benchmark-tools lock clean-env
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s%s\n", $$1, $$2}' Makefile
@@ -24,6 +24,9 @@ replicate: .venv/.installed  ## run the notebooks; SCALE=smoke, laptop, overnigh
 
 lab: .venv/.installed  ## open JupyterLab at the reading guide; ARGS="--no-browser --port 8899" for its own options
 	@$(IN) lib lab $(ARGS)
+
+verify: .venv/.installed  ## judge the committed tables again, SCALE=laptop by default, and fail where a verdict differs
+	@$(IN) lib verify --scale $(SCALE)
 
 audit: .venv/.installed  ## one model's loop contract as a page; MODEL=a hub id or a folder, ARGS="--n 64 ..." for more
 	@$(IN) lib audit "$(MODEL)" $(ARGS)

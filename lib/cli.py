@@ -1,4 +1,4 @@
-"""The commands behind make, run, claims, doctor, lab, refresh, readme and pilot; `cli_models` has those on one model.
+"""The commands behind make, run, claims, doctor, verify, lab, refresh, readme and pilot; `cli_models` has those on one model.
 
 Errors are one sentence on stderr and exit code 1.
 """
@@ -75,6 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="versions, machine, store health, pairs in sync, stale results")
     doctor.set_defaults(command=diagnose)
 
+    verify = commands.add_parser("verify", help="judge a scale's committed tables again and fail where a verdict differs")
+    verify.add_argument("--scale", default="laptop", help=f"one of {', '.join(SCALES)}")
+    verify.set_defaults(command=verify_outputs)
+
     lab = commands.add_parser("lab", help="open JupyterLab at the reading guide, with this environment's kernel")
     lab.add_argument(
         "options", nargs=argparse.REMAINDER, metavar="...", help="JupyterLab's own, such as --no-browser --port 8899"
@@ -99,7 +103,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def run_notebooks(args) -> int:
     """Run notebooks in order, printing each one's verdicts as they come, then the whole table and where things are."""
-    from lib import abreast, claims, engine, params, runner, store
+    from lib import abreast, claims, engine, params, runner, store, verify
 
     only = _known(args.only, runner.NOTEBOOKS)
     chosen = [name for name in runner.NOTEBOOKS if not only or name in only]
@@ -121,6 +125,7 @@ def run_notebooks(args) -> int:
         if len(own := frame[frame["notebook"] == name]):
             print(f"\nVerdicts of {name}:\n{claims.table(own)}\n", flush=True)
 
+    before = verify.committed(args.scale)
     with engine.environment(where), params.held(values):
         abreast.run(chosen, args.scale, finished)
     frame = claims.write(folder)
@@ -135,6 +140,9 @@ def run_notebooks(args) -> int:
     if changed := params.changed(values, args.scale):
         said = "during this run, whose results are of the values read at its start: run it again for the new ones."
         print(f"{' and '.join(changed)} changed {said}", file=sys.stderr)
+    if before is not None:
+        told = verify.moved(before, frame) or ["no verdict moved"]
+        print("\nAgainst the committed verdicts:", *(f"  {said}" for said in told), sep="\n")
     _tell_other_rules(frame)
     return 0
 
@@ -188,6 +196,13 @@ def diagnose(args) -> int:
     lines, healthy = doctor.report()
     print("\n".join(lines))
     return 0 if healthy else 1
+
+
+def verify_outputs(args) -> int:
+    """Judge a scale's tables again; exit code 1 where a verdict, README.md or the report says otherwise."""
+    from lib import verify
+
+    return verify.run(args.scale)
 
 
 def open_lab(args) -> int:

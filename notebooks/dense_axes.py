@@ -254,6 +254,6 @@ last.assign(difference=last["sandwich"] - last["full"]).round(4)
 diverged = int(training["diverged"].sum())
 fitted = training[~training["diverged"]]
 assert (fitted["final_loss"] < fitted["first_loss"]).all(), "every loss must fall"
-for name in ("scores", "floors", "effects", "training", "text"):
+for name in ("scores", "floors", "effects", "training", "counts", "text"):
     out.table(globals()[name], name)
 folder = out.finish(p, judgements, {"models": len(made), "diverged": diverged}, training["seconds"].sum())

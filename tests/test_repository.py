@@ -18,7 +18,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 RUNTIME = PROJECT["dependencies"]
 EXTRAS = [line for extra in PROJECT.get("optional-dependencies", {}).values() for line in extra]
 TEST = PROJECT["optional-dependencies"]["test"]
-TARGETS = ("help", "replicate", "lab", "audit", "test", "bench", "cluster", "benchmark-tools", "lock", "clean-env")
+TARGETS = ("help", "replicate", "lab", "verify", "audit", "test", "bench", "cluster", "benchmark-tools", "lock", "clean-env")
 IMPORT_NAMES = {"websocket": "websocket-client", "yaml": "pyyaml", "sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
 # called by name or through another package: vl-convert-python draws altair's pictures, transformers' Trainer runs on accelerate
 TOOLS = {"accelerate", "jupyterlab", "ipykernel", "jupytext", "papermill", "nbconvert", "vl-convert-python"}
@@ -210,3 +210,25 @@ def test_no_file_names_a_package_registry_or_a_place_of_one_machine():
             if match := pattern.search(text):
                 found.append(f"{name}: {match[0]}")
     assert not found, found
+
+
+def test_the_checks_before_a_commit_use_the_ruff_that_is_pinned():
+    hooks = {
+        repo["repo"].rpartition("/")[2]: repo
+        for repo in yaml.safe_load((ROOT / ".pre-commit-config.yaml").read_text())["repos"]
+    }
+    pins = {name_of(line): line.split("==")[1] for line in lock_lines()}
+    assert hooks["ruff-pre-commit"]["rev"] == f"v{pins['ruff']}"
+    assert {"check-yaml", "check-added-large-files"} <= {hook["id"] for hook in hooks["pre-commit-hooks"]["hooks"]}
+
+
+def test_the_workflow_runs_the_whole_check_and_nothing_else():
+    (job,) = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"].values()
+    assert [step["run"] for step in job["steps"] if "run" in step] == ["bash .ci/run"]
+    version = next(step["with"]["python-version"] for step in job["steps"] if "setup-python" in step.get("uses", ""))
+    assert PROJECT["requires-python"].startswith(f">={version}")
+
+
+def test_the_citation_is_of_this_version_and_licence():
+    cited = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert (cited["version"], cited["license"]) == (PROJECT["version"], PROJECT["license"])
