@@ -9,6 +9,12 @@
 # %% [markdown]
 # # The axes paper, dense: envelope, injection, states
 #
+# ![Differences in accuracy with their intervals, a panel for each comparison and a row for each group of tasks; most
+# intervals contain zero](../outputs/laptop/dense_axes/effects.png)
+#
+# *Laptop run: what each axis changes at equal stored and executed layers; bars are intervals over seeds.*
+# Words: [glossary](00_reading_guide.ipynb#Glossary).
+#
 # > "Random initialization and shared H/L recurrent states provide mixed or negative returns, suggesting these are task-dependent
 # > inductive biases rather than universally beneficial design choices." (axes paper, summary)
 #
