@@ -9,8 +9,6 @@ from typing import NamedTuple
 import numpy as np
 from scipy import stats
 
-DECIMALS = 12  # to which values are ranked: means of equal accuracies may differ in their last digit
-
 
 class Interval(NamedTuple):
     """An estimate with its 95 % percentile interval and the number of units behind it."""
@@ -30,7 +28,7 @@ def _group(values, name: str) -> np.ndarray:
 
 def _doubled_u(x: np.ndarray, y: np.ndarray) -> tuple[int, np.ndarray]:
     """Twice U of x (an integer, ties included) and the doubled midranks of x followed by y."""
-    both = np.round(np.concatenate([x, y]), DECIMALS)
+    both = np.concatenate([x, y])
     # a diverged seed ranks last; -inf and NaN tie
     midranks = stats.rankdata(np.where(np.isnan(both), -np.inf, both), method="average")
     doubled = np.rint(2 * midranks).astype(int)
