@@ -14,7 +14,7 @@ READ_PROJECT = import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
 READ_EXTRA = import sys, tomllib; \
     print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]]))
 
-.PHONY: help replicate lab verify audit test bench cluster benchmark-tools lock clean-env
+.PHONY: help replicate lab report verify audit test bench cluster benchmark-tools browser-tools lock clean-env
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s%s\n", $$1, $$2}' Makefile
@@ -24,6 +24,9 @@ replicate: .venv/.installed  ## run the notebooks; SCALE=smoke, laptop, overnigh
 
 lab: .venv/.installed  ## open JupyterLab at the reading guide; ARGS="--no-browser --port 8899" for its own options
 	@$(IN) lib lab $(ARGS)
+
+report: .venv/.installed  ## a static site of the results in outputs/SCALE/report, SCALE=laptop by default
+	@$(IN) lib report --scale $(SCALE)
 
 verify: .venv/.installed  ## judge the committed tables again, SCALE=laptop by default, and fail where a verdict differs
 	@$(IN) lib verify --scale $(SCALE)
@@ -45,7 +48,10 @@ cluster: .venv/.installed  ## install ray beside the rest, for --engine ray
 benchmark-tools: .venv/.installed  ## install lm-eval beside the rest, for python -m lib benchmark
 	@.venv/bin/python $(PIP) -c requirements.lock -r requirements-benchmark.lock
 
-lock:  ## resolve pyproject.toml afresh and write requirements.lock, requirements-cluster.lock and requirements-benchmark.lock
+browser-tools: .venv/.installed  ## install playwright and axe-core beside the rest, for the report's tests in Debian's chromium
+	@.venv/bin/python $(PIP) -c requirements.lock -r requirements-browser.lock
+
+lock:  ## resolve pyproject.toml afresh and write requirements.lock and those of the extras
 	@rm -rf .lock-env
 	@$(PYTHON) -m venv .lock-env
 	@.lock-env/bin/python -c '$(READ_PROJECT)' > .lock-env/wanted.txt
@@ -66,6 +72,13 @@ lock:  ## resolve pyproject.toml afresh and write requirements.lock, requirement
 	@.lock-env/bin/python -m pip freeze --all --exclude pip > .lock-env/frozen.txt
 	@sed 's/+.*//' .lock-env/frozen.txt | grep -vxFf requirements.lock | grep -vxFf requirements-cluster.lock >> .lock-env/lock.txt
 	@mv .lock-env/lock.txt requirements-benchmark.lock
+	@.lock-env/bin/python -c '$(READ_EXTRA)' browser > .lock-env/wanted.txt
+	@.lock-env/bin/python $(PIP) -c requirements.lock -r .lock-env/wanted.txt
+	@grep '^#' requirements-browser.lock > .lock-env/lock.txt
+	@.lock-env/bin/python -m pip freeze --all --exclude pip > .lock-env/frozen.txt
+	@cat requirements.lock requirements-cluster.lock requirements-benchmark.lock > .lock-env/others.txt
+	@sed 's/+.*//' .lock-env/frozen.txt | grep -vxFf .lock-env/others.txt >> .lock-env/lock.txt
+	@mv .lock-env/lock.txt requirements-browser.lock
 	@rm -rf .lock-env
 
 clean-env:  ## remove the environment

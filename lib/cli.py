@@ -1,4 +1,4 @@
-"""The commands behind make, run, claims, doctor, verify, lab, refresh, readme and pilot; `cli_models` has those on one model.
+"""The commands on the replication, which make calls too; `cli_models` has those on one model.
 
 Errors are one sentence on stderr and exit code 1.
 """
@@ -74,6 +74,10 @@ def _parser() -> argparse.ArgumentParser:
 
     doctor = commands.add_parser("doctor", help="versions, machine, store health, pairs in sync, stale results")
     doctor.set_defaults(command=diagnose)
+
+    report = commands.add_parser("report", help="a static site of a scale's results, to open in a browser")
+    report.add_argument("--scale", default="laptop", help=f"one of {', '.join(SCALES)}")
+    report.set_defaults(command=make_report)
 
     verify = commands.add_parser("verify", help="judge a scale's committed tables again and fail where a verdict differs")
     verify.add_argument("--scale", default="laptop", help=f"one of {', '.join(SCALES)}")
@@ -196,6 +200,14 @@ def diagnose(args) -> int:
     lines, healthy = doctor.report()
     print("\n".join(lines))
     return 0 if healthy else 1
+
+
+def make_report(args) -> int:
+    """Make a scale's report and print where it is."""
+    from lib import report
+
+    print(near(report.build(args.scale)))
+    return 0
 
 
 def verify_outputs(args) -> int:
