@@ -19,7 +19,7 @@ from nbconvert import HTMLExporter
 from nbconvert.filters import Highlight2HTML
 from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
-from lib import claims, leftovers, paths, readme, report_charts
+from lib import claims, leftovers, paths, readme, report_charts, runner
 from lib.store import cannot_write
 
 TEMPLATES = Path(__file__).parent / "report_templates"
@@ -240,7 +240,7 @@ def _claim(row: dict, stated: dict, pages: dict) -> dict:
 
 def _page(site: Path, folder: Path, result: dict, scale: str, names: tuple[str, ...]) -> dict:
     """What a notebook's page shows: title, blocks in order, figures by name, contents, and where it comes from."""
-    notebook = nbformat.read(folder / "notebook.ipynb", as_version=4)
+    notebook = runner.as_written(nbformat.read(folder / "notebook.ipynb", as_version=4), scale, folder.name)
     r0 = result.get("params", {}).get("r0")
     drawn = report_charts.charts(folder.name, folder, r0 if folder.name != "4_5_overshoot" and isinstance(r0, int) else None)
     blocks, figures, heading, waiting, ids = [], {}, "", list(drawn), {"content", "table-of-data"}

@@ -42,6 +42,8 @@ QUIET_KERNEL = [
 ]
 CELL_SECONDS = 7 * 24 * 3600  # a cell may train for days at the paper's scale, but not for ever
 LINK = re.compile(r"\]\((?![\w+.-]+:|/|#)(?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")  # a relative one of a text cell
+# a link that holds in notebooks/ alone: another notebook beside this one, or a folder beside notebooks/
+NEVER_TURNED = re.compile(rf"(?!notebook\.ipynb)[^/]+\.ipynb|\.\./(?!\.\./|(?:{'|'.join((*NOTEBOOKS, *ALONE))})/).*")
 QUIET_EVERY = 30.0  # seconds between progress lines where there is no terminal
 
 
@@ -154,11 +156,20 @@ def relinked(notebook: nbformat.NotebookNode, scale: str, name: str) -> nbformat
     A notebook of the replication is linked as it stands in notebooks/, whatever was executed. Addresses, absolute paths and
     anchors of the same page stay.
     """
-    here = f"outputs/{scale}/{name}"
+    return _relinked(notebook, "notebooks", f"outputs/{scale}/{name}")
 
+
+def as_written(notebook: nbformat.NotebookNode, scale: str, name: str) -> nbformat.NotebookNode:
+    """The inverse of `relinked`: an executed copy's links as they stand in notebooks/. Those that were never turned stay."""
+    return _relinked(notebook, f"outputs/{scale}/{name}", "notebooks", NEVER_TURNED)
+
+
+def _relinked(notebook: nbformat.NotebookNode, old: str, new: str, but: re.Pattern | None = None) -> nbformat.NotebookNode:
     def moved(match: re.Match) -> str:
         target, anchor = match["target"], match["anchor"] or ""
-        return f"]({posixpath.relpath(posixpath.join('notebooks', target), here)}{anchor})"
+        if but and but.fullmatch(target):
+            return match[0]
+        return f"]({posixpath.relpath(posixpath.join(old, target), new)}{anchor})"
 
     for cell in notebook.cells:
         if cell.cell_type == "markdown":

@@ -9,6 +9,13 @@
 # %% [markdown]
 # # 4.1 The rearrangement is asymmetric
 #
+# ![Accuracy against the loop count, a panel a style and task: taking the boundary norm away or adding it hardly changes
+# accuracy at the trained loop count on most panels, and far beyond it the intact models in Ouro's style fall below those
+# without the norm](../outputs/laptop/4_1_asymmetry/accuracy.png)
+#
+# *Laptop run: every style and task, intact and with the boundary norm taken away or added; points are seeds.*
+# Words: [glossary](00_reading_guide.ipynb#Glossary).
+#
 # **On stand-ins**, unless the parameters name released checkpoints: small models trained here in the styles of Ouro and Huginn,
 # every claim judged as a direction.
 #

@@ -9,6 +9,12 @@
 # %% [markdown]
 # # 4.2 The readout collapses, the state's scale does not
 #
+# ![Share of answers inside the alphabet against the loop count: beyond the trained loop count it is the intact arm whose
+# share falls, while the arm with the norm removed stays inside](../outputs/laptop/4_2_readout_collapse/in_alphabet.png)
+#
+# *Laptop run: how often the readout still answers in format, intact and with the boundary norm removed; points are seeds.*
+# Words: [glossary](00_reading_guide.ipynb#Glossary).
+#
 # **On stand-ins**, unless the parameters name released checkpoints: the models of [4.1](4_1_asymmetry.ipynb), every claim judged as
 # a direction.
 #

@@ -9,6 +9,13 @@
 # %% [markdown]
 # # 4.3 Trained from scratch: the boundary norm hurts away from the trained depth
 #
+# ![Accuracy against the loop count on circuit and hops: both arms peak at the trained loop count; beyond it the arm with the
+# boundary norm falls to the floor or below, the arm without it falls later and
+# less](../outputs/laptop/4_3_scratch_training/accuracy_against_loops.png)
+#
+# *Laptop run: both arms at every loop count; points are seeds, bands their intervals.*
+# Words: [glossary](00_reading_guide.ipynb#Glossary).
+#
 # > "Two configurations differ only in whether the state is normalized at the end of every loop step; both share
 # > $r_0 = 4$." (contract paper, section 4.3)
 #

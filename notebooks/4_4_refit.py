@@ -9,6 +9,12 @@
 # %% [markdown]
 # # 4.4 The damage sits in the last block layer and the head
 #
+# ![Recovered fraction against refit steps: the last layer refitted with the head comes back to the accuracy before the change
+# within few steps, the head alone rises slowly and later](../outputs/laptop/4_4_refit/recovered_fraction.png)
+#
+# *Laptop run: what a new head alone, and the last layer with it, bring back after the loop was changed; points are seeds.*
+# Words: [glossary](00_reading_guide.ipynb#Glossary).
+#
 # > "Freezing the loop and refitting only the head (unembedding + final normalization, 300 steps): Recovers 33% of lost accuracy
 # > on circuit (0.639 → 0.756), 31% on hops." (contract paper, section 4.4)
 #

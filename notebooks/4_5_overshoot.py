@@ -9,6 +9,13 @@
 # %% [markdown]
 # # 4.5 Looped and stacked depth at matched overshoot
 #
+# ![Accuracy on circuit of three splits into loops and layers, left against the loop count, right against overshoot: the
+# dashed trained loop counts are apart on the left and one line on the
+# right](../outputs/laptop/4_5_overshoot/overshoot_circuit.png)
+#
+# *Laptop run: the same models on two axes, absolute loop count and overshoot; points are seeds.*
+# Words: [glossary](00_reading_guide.ipynb#Glossary).
+#
 # > "At equal absolute K = 32: tidy ordering in favor of looping (0.907, 0.838, 0.490). But this is an artefact: the one-step
 # > configuration has r0 = 1, so K = 32 is a 32-fold overshoot vs. 8-fold for the four-step configuration." (contract paper,
 # > section 4.5)

@@ -9,6 +9,12 @@
 # %% [markdown]
 # # Verdicts: every claim of both papers, judged or not
 #
+# ![Stacked bars, the claims of each section by verdict: replicated, same direction, inconclusive, not replicated, out of
+# reach](../outputs/laptop/99_verdicts/verdicts_by_section.png)
+#
+# *Laptop run: how the claims of every section were judged; what is out of reach needs another scale.*
+# Words: [glossary](00_reading_guide.ipynb#Glossary).
+#
 # **Claim, paper's number and rule** of every row stand in the tables below: one row for every number and statement the
 # replication answers for. The rules stand in `params/claims.yaml` and were written
 # before the runs. The copy in `notebooks/` shows smoke results, which decide nothing; the

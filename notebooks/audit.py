@@ -9,6 +9,13 @@
 # %% [markdown]
 # # Audit: what is a model's loop contract?
 #
+# ![Accuracy lost at the trained loop count when the boundary norm is changed, with its interval, a row a model and a panel a
+# task](../outputs/laptop/4_1_asymmetry/cost_at_r0.png)
+#
+# *Laptop run: the question of an audit, asked of the stand-ins of [4.1](4_1_asymmetry.ipynb): what does it cost to change the
+# norm?*
+# Words: [glossary](00_reading_guide.ipynb#Glossary).
+#
 # Point this notebook at a looped model, and it answers what the contract paper asks of Ouro and Huginn: where does the norm sit,
 # how far do the loop steps go beyond the trained budget, what does the boundary norm cost or save, and how does the readout fail
 # without it?

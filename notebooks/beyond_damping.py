@@ -9,6 +9,12 @@
 # %% [markdown]
 # # Beyond the paper: does a growing state damp its own loop?
 #
+# ![Accuracy lost beyond the budget against the relative update, a point a model: the models without the boundary norm move
+# little and lose less, those with it move far and lose more](../outputs/laptop/beyond_damping/update_against_loss.png)
+#
+# *Laptop run: each point is one trained model, how far its late steps move the state against the accuracy it loses.*
+# Words: [glossary](00_reading_guide.ipynb#Glossary).
+#
 # > "The block's output scale is set by internal normalizations, so as the state grows, each application moves it by a smaller
 # > relative amount and the iteration settles. A boundary normalization rescales the state before every step, keeping updates at
 # > full relative size." (contract paper, theoretical implications; left untested there)

@@ -9,6 +9,13 @@
 # %% [markdown]
 # # Beyond the paper: the readout axis
 #
+# ![Accuracy without the boundary norm minus accuracy with it, against the loop count, for a normalised and a raw readout:
+# near zero at the trained loop count, above zero away from it, and more so with the normalised
+# readout](../outputs/laptop/beyond_readout_axis/cost_of_the_norm.png)
+#
+# *Laptop run: what the boundary norm costs at every loop count, under two kinds of readout; bands are intervals.*
+# Words: [glossary](00_reading_guide.ipynb#Glossary).
+#
 # > Future directions: "varying the readout normalization axis (the orthogonal axis studied by Sharma & Vu, 2026)" (contract paper,
 # > conclusion)
 #

@@ -9,6 +9,13 @@
 # %% [markdown]
 # # The axes paper, mixture-of-experts: does the design transfer, and do iterations need experts of their own?
 #
+# ![Accuracy of the looped models with experts under their own choice of experts, the first iteration's at every iteration,
+# and random ones: own and first lie close together in every group of tasks, random ones a little lower in the quantitative
+# group](../outputs/laptop/moe_transfer/interventions.png)
+#
+# *Laptop run: the same models under three choices of experts; points are seeds.*
+# Words: [glossary](00_reading_guide.ipynb#Glossary).
+#
 # > "Forcing iterations 2-8 to reuse iteration-1 expert identities (retaining iteration-specific weights) reduces accuracy on all
 # > six evaluated tasks, proving iteration-specific expert selection matters." (axes paper, summary)
 #

@@ -1,9 +1,11 @@
 """The notebooks: paired, executed, compared by nbval, and stopped cleanly when a cell raises."""
 
 import json
+import os
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import jupytext
 import nbformat
@@ -159,6 +161,47 @@ def test_what_runs_is_checked_and_made_from_the_py(project, tmp_path):
     nbformat.write(stale, tmp_path / "notebooks/tiny.ipynb")
     assert cli.main(["run", "--scale", "smoke"]) == 0
     assert "as the .py says" in (outputs / "smoke/tiny/notebook.ipynb").read_text(encoding="utf-8")
+
+
+def test_an_executed_copy_s_links_hold_where_it_lies():
+    source = paths.notebooks() / "4_1_asymmetry.py"
+    for scale, name in (("laptop", "4_1_asymmetry"), ("smoke", "4_1_asymmetry"), ("audit", "my-model")):
+        notebook = runner.relinked(jupytext.read(source), scale, name)
+        found = [m for c in notebook.cells if c.cell_type == "markdown" for m in runner.LINK.finditer(c.source)]
+        assert len(found) >= 3
+        folder = paths.ROOT / "outputs" / scale / name
+        for match in found:
+            assert Path(os.path.normpath(folder / match["target"])).exists(), match[0]
+    assert "](accuracy.png)" in runner.relinked(jupytext.read(source), "laptop", "4_1_asymmetry").cells[0].source
+
+
+@pytest.mark.parametrize(
+    "link, moved",
+    [
+        ("[a](b.ipynb)", "[a](../../../notebooks/b.ipynb)"),
+        ("[a](b.ipynb#Glossary)", "[a](../../../notebooks/b.ipynb#Glossary)"),
+        ("![a](../outputs/smoke/tiny/a.png)", "![a](a.png)"),
+        ("[a](../outputs/laptop/tiny/notebook.ipynb)", "[a](../../laptop/tiny/notebook.ipynb)"),
+        *((link, link) for link in ("[a](https://b.c/d)", "[a](#there)", "[a](/b)", "[a](mailto:b@c)", "a (b) [c]")),
+    ],
+)
+def test_a_link_is_moved_only_where_it_is_relative(link, moved):
+    cells = [nbformat.v4.new_markdown_cell(link), nbformat.v4.new_code_cell(link)]
+    notebook = runner.relinked(nbformat.v4.new_notebook(cells=cells), "smoke", "tiny")
+    assert [c.source for c in notebook.cells] == [moved, link]
+
+
+@pytest.mark.parametrize("scale", ["laptop", "smoke"])
+@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda p: p.stem)
+def test_an_executed_copy_s_links_can_be_turned_back(path, scale):
+    def cells(*steps):
+        notebook = jupytext.read(path.with_suffix(".py"))
+        for step in steps:
+            notebook = step(notebook, scale, path.stem)
+        return [cell.source for cell in notebook.cells]
+
+    assert cells(runner.relinked) != cells()
+    assert cells(runner.relinked, runner.as_written) == cells() == cells(runner.as_written)
 
 
 WILD = {"circuit_lr_no_norm": 1.0e30}  # a rate at which every seed diverges

@@ -9,7 +9,8 @@ import yaml
 from lib import axes_arms, experiment, params, paths, standins, store, task_groups
 from lib.looped import LoopedModel
 
-FILES = sorted(paths.params().glob("*/*.yaml"))
+OTHERS = ("pretrain", "benchmark")  # whose files are no notebook's
+FILES = sorted(path for path in paths.params().glob("*/*.yaml") if path.parent.name not in OTHERS)
 NOTEBOOK = "4_3_scratch_training"
 SCHEMA = params.notebook_parameters(paths.notebooks() / f"{NOTEBOOK}.py")
 GOOD = yaml.safe_load((paths.params() / NOTEBOOK / "smoke.yaml").read_text(encoding="utf-8"))
