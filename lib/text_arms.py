@@ -17,7 +17,7 @@ ARMS = {  # 4 layers stored, 16 executed, no injection
     "full": {"prelude": 0, "core": 4, "coda": 0, "loops": 4, "injection": "none"},
     "sandwich": {"prelude": 1, "core": 2, "coda": 1, "loops": 7, "injection": "none"},
 }
-READINGS, ROWS = 6, 48  # evaluations in the course of a run, and rows of held-out text in each
+READINGS, ROWS = 6, 48  # evaluations in the course of a run, and rows of held-out text in each, fewer where steps are few
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ def recipe_of(arm: str, steps: int, seed: int) -> Recipe:
         "checkpoint_every": every,
         "warmup": min(base.warmup, steps // 4),
         "evaluate_every": every,
-        "evaluate_rows": ROWS,
+        "evaluate_rows": min(ROWS, 4 * steps),
     }
     return pretrain_recipe.read(path, model=base.model | ARMS[arm], seed=seed, log_every=every, **course)
 
