@@ -4,28 +4,19 @@ outputs/<scale>/report/: index.html, a page a notebook, claims.json, and what th
 tables and result.json files alone; nothing is run.
 """
 
-import ast
-import base64
 import json
-import re
 import shutil
-from html import escape, unescape
 from pathlib import Path
 
-import nbformat
 import pandas as pd
 import yaml
 from nbconvert import HTMLExporter
-from nbconvert.filters import Highlight2HTML
-from nbconvert.filters.markdown_mistune import IPythonRenderer, MarkdownWithMath
 
-from lib import claims, leftovers, paths, readme, report_charts, runner
+from lib import claims, leftovers, paths, readme, report_html, report_pages
 from lib.store import cannot_write
 
 TEMPLATES = Path(__file__).parent / "report_templates"
 STATIC = ("style.css", "site.js")
-COPIED_BYTES = 200_000  # a larger file of the repository is named and not copied
-LESSONS = ("00_reading_guide",)  # whose code is read with the prose, and so unfolded
 PAPERS = {"contract": "the contract paper", "axes": "the axes paper", "ours": "beyond the papers"}
 VERDICT_SIGNS = {
     "replicated": "✓",
@@ -117,25 +108,25 @@ def _write(site: Path, folder: Path, scale: str, names: tuple[str, ...]) -> None
     """The whole site into an empty folder."""
     table = rows(folder)
     results = {name: json.loads((folder / name / "result.json").read_text(encoding="utf-8")) for name in names}
-    pages = {name: _page(site, folder / name, results[name], scale, names) for name in names}
+    pages = {name: report_pages.page(site, folder / name, results[name], scale, names) for name in names}
     said = {key: words for page in pages.values() for key, words in page["said"].items()}
     for name, page in pages.items():
         for block in page["blocks"]:
             if block["kind"] == "prose":
-                block["html"] = _settled(block["html"], site, scale, pages)
+                block["html"] = report_html.settled(block["html"], site, scale, pages)
         for figure, block in page["figures"].items():
             block["alt"] = said.get((name, figure), block["caption"])
     stated = claims.load()
     listed = [_claim(row, stated.get(row["id"], {}), pages) for row in table]
     env = _environment()
-    nav = [(name, short_name(name)) for name in names]
-    shared = {"scale": scale, "nav": nav, "signs": VERDICT_SIGNS, "short": short_name}
+    nav = [(name, report_pages.short_name(name)) for name in names]
+    shared = {"scale": scale, "nav": nav, "signs": VERDICT_SIGNS, "short": report_pages.short_name}
     for i, (name, page) in enumerate(pages.items()):
         beside = {"before": names[i - 1] if i else None, "after": names[i + 1] if i + 1 < len(names) else None}
         own = [row for row in listed if row["notebook"] == name]
         text = env.get_template("notebook.html.j2").render(page=page, claims=own, **beside, **shared)
         _put(site / f"{name}.html", text)
-    bench = _mended(_markdown(readme.bench()), site, scale, names)
+    bench = report_html.mended(report_html.markdown(readme.bench()), site, scale, names)
     counts = pd.Series([row["verdict"] for row in table], dtype=str).value_counts().to_dict()
     index = {"claims": listed, "pages": pages, "bench": bench, "cite": citation(), "sentence": sentence(counts, scale)}
     index |= {"choices": _choices(listed), "counts": {v: counts[v] for v in claims.VERDICTS if v in counts}}
@@ -178,15 +169,6 @@ def sentence(counts: dict[str, int], scale: str) -> str:
     total = sum(counts.values())
     papers = f"Of {total} numbers and statements of two papers on looped language models"
     return f"{papers}, {judged} can be judged at the {scale} scale{found}."
-
-
-def short_name(notebook: str) -> str:
-    """A notebook's name for people: its section, or its words."""
-    number, _, words = notebook.partition("_")
-    if re.fullmatch(r"\d", number):
-        section, _, words = words.partition("_")
-        return f"{number}.{section} {words.replace('_', ' ')}"
-    return (words if number.isdigit() else notebook).replace("_", " ")
 
 
 def citation(root: Path | None = None) -> dict[str, str]:
@@ -233,281 +215,3 @@ def _claim(row: dict, stated: dict, pages: dict) -> dict:
         "page": f"{row['notebook']}.html" if page else "",
         "figure": figure if page and figure in page["figures"] else "",
     }
-
-
-# ---- one notebook ----------------------------------------------------------------------------------------------------------
-
-
-def _page(site: Path, folder: Path, result: dict, scale: str, names: tuple[str, ...]) -> dict:
-    """What a notebook's page shows: title, blocks in order, figures by name, contents, and where it comes from."""
-    notebook = runner.as_written(nbformat.read(folder / "notebook.ipynb", as_version=4), scale, folder.name)
-    r0 = result.get("params", {}).get("r0")
-    drawn = report_charts.charts(folder.name, folder, r0 if folder.name != "4_5_overshoot" and isinstance(r0, int) else None)
-    blocks, figures, heading, waiting, ids = [], {}, "", list(drawn), {"content", "table-of-data"}
-    for number, cell in enumerate(notebook.cells, 1):
-        if cell.cell_type == "markdown":
-            html = _mended(_markdown(cell.source), site, scale, names, ids)
-            heading = _last_heading(html) or heading
-            blocks.append({"kind": "prose", "html": html})
-        if cell.cell_type != "code":
-            continue
-        blocks.append(_code(cell, number))
-        for output in cell.outputs:
-            for block in _outputs(output, cell, heading, folder, site, figures):
-                if block["kind"] == "figure":
-                    ready = [chart for chart in waiting if chart.before == block["name"]]
-                    blocks += [_interactive(chart, ids) for chart in ready]
-                    waiting = [chart for chart in waiting if chart not in ready]
-                blocks.append(block)
-    blocks += [_interactive(chart, ids) for chart in waiting]  # their figure is not there
-    whole = "".join(block["html"] for block in blocks if block["kind"] == "prose")
-    title = re.search(r"<h1[^>]*>(.*?)</h1>", whole, re.S)
-    return {
-        "name": folder.name,
-        "title": _plain(title[1]) if title else short_name(folder.name),
-        "titled": bool(title),
-        "lesson": folder.name in LESSONS,
-        "blocks": blocks,
-        "figures": figures,
-        "ids": ids | {f"figure-{name}" for name in figures},
-        "said": _words_of_pictures(notebook),
-        "contents": [(unescape(i), _plain(words)) for i, words in re.findall(r'<h2 id="([^"]+)">(.*?)</h2>', whole, re.S)],
-        "drawn": any(block.get("spec") for block in blocks),
-        "files": _tables(site, folder),
-        "made": _made(result),
-    }
-
-
-def _made(result: dict) -> dict:
-    machine = result.get("hardware", {})
-    return {
-        "date": result.get("date", ""),
-        "models": result.get("figures", {}).get("models", 0),
-        "minutes": round(result.get("training_core_seconds", 0) / 60),
-        "machine": f"{machine.get('processor', 'unknown')}, {machine.get('cores', '?')} cores",
-    }
-
-
-def _tables(site: Path, folder: Path) -> list[str]:
-    """Copy a notebook's tables into the site; returns their names."""
-    names = sorted(path.name for path in folder.glob("*.csv"))
-    for name in names:
-        (site / "data" / folder.name).mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / name, site / "data" / folder.name / name)
-    return names
-
-
-def _code(cell, number: int) -> dict:
-    tags = cell.metadata.get("tags", [])
-    words = "Parameters of this run" if "injected-parameters" in tags else "Parameters" if "parameters" in tags else "Code"
-    return {"kind": "code", "html": Highlight2HTML()(cell.source), "words": words, "number": number}
-
-
-def _outputs(output, cell, heading: str, folder: Path, site: Path, figures: dict) -> list[dict]:
-    """An output as blocks. A chart kept as Vega-Lite is drawn from that, with its PNG where scripts do not run."""
-    if output.output_type == "stream":
-        return [{"kind": "text", "text": output.text, "wrapped": True}] if output.name == "stdout" else []
-    if output.output_type == "error":
-        return [{"kind": "text", "text": f"{output.ename}: {output.evalue}"}]
-    data = output.data
-    spec = next((data[key] for key in data if key.startswith("application/vnd.vegalite")), None)
-    spec = json.loads(spec) if isinstance(spec, str) else spec
-    if "image/png" in data or spec:
-        name = _figure_name(cell.source, folder, figures)
-        named = name.replace("_", " ")
-        caption = f"{heading} ({named})" if heading else named
-        block = {"kind": "figure", "name": name, "number": len(figures) + 1, "caption": caption, "spec": spec}
-        if "image/png" in data:
-            content = base64.b64decode(data["image/png"])
-            path = site / "figures" / folder.name / f"{name}.png"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_bytes(content)
-            block |= {"src": f"figures/{folder.name}/{name}.png", "size": _png_size(content)}
-        figures[name] = block
-        return [block]
-    if "text/html" in data:
-        return [{"kind": "table", "html": _tabled(data["text/html"])}]
-    if "text/markdown" in data:
-        return [{"kind": "prose", "html": _tabled(_markdown(data["text/markdown"]))}]
-    return [{"kind": "text", "text": data["text/plain"]}] if "text/plain" in data else []
-
-
-def _figure_name(source: str, folder: Path, figures: dict) -> str:
-    """The name under which a cell keeps its next chart: as written, or for one made of values the first file that fits."""
-    for pattern in _chart_names(source):
-        found = sorted(path.stem for path in folder.glob("*.png") if re.fullmatch(pattern, path.stem))
-        found = found or [re.sub(r"\\(.)", r"\1", pattern)] * (".+" not in pattern)
-        if left := [name for name in found if name not in figures]:
-            return left[0]
-    return f"figure_{len(figures) + 1}"
-
-
-def _chart_names(source: str) -> list[str]:
-    """Patterns of the names in a cell's calls of `out.chart`, in order: any value in a name fits anything."""
-    try:
-        calls = [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and len(node.args) == 2]
-    except SyntaxError:  # a notebook's own commands
-        return []
-    calls = [node for node in calls if isinstance(node.func, ast.Attribute) and node.func.attr == "chart"]
-    return [_pattern(node.args[1]) for node in sorted(calls, key=lambda node: (node.lineno, node.col_offset))]
-
-
-def _pattern(name: ast.expr) -> str:
-    if isinstance(name, ast.Constant):
-        return re.escape(str(name.value))
-    if isinstance(name, ast.JoinedStr):
-        return "".join(_pattern(part) for part in name.values)
-    if isinstance(name, ast.Call) and isinstance(name.func, ast.Attribute) and name.func.attr == "join":
-        return f".+{_pattern(name.func.value)}.+"
-    return ".+"
-
-
-def _png_size(content: bytes) -> tuple[int, int]:
-    """Width and height from a PNG's header."""
-    return int.from_bytes(content[16:20], "big"), int.from_bytes(content[20:24], "big")
-
-
-def _interactive(chart: report_charts.Chart, ids: set[str]) -> dict:
-    said = {"title": chart.title, "said": chart.said, "shows": chart.shows, "r0": chart.r0}
-    return {"kind": "chart", "spec": chart.spec, "id": _anchor(chart.title, ids)} | said
-
-
-# ---- HTML ------------------------------------------------------------------------------------------------------------------
-
-
-def _markdown(text: str) -> str:
-    return MarkdownWithMath(renderer=IPythonRenderer(escape=False, exclude_anchor_links=True)).render(text)
-
-
-def _mended(html: str, site: Path, scale: str, names: tuple[str, ...], ids: set[str] | None = None) -> str:
-    """Prose as a page shows it: headings that can be linked to, formulas in words, links that lead somewhere in the site.
-
-    ids: those that the page has so far, to which its own are added.
-    """
-    ids = set() if ids is None else ids
-    ids.update(re.findall(r'\sid="([^"]+)"', html))
-    heading = re.compile(r"<(h[2-6])>(.*?)</\1>", re.S)
-    html = heading.sub(lambda m: f'<{m[1]} id="{_anchor(_plain(m[2]), ids)}">{m[2]}</{m[1]}>', html)
-    html = re.sub(r"\$\$(.+?)\$\$", lambda m: f'<span class="display">{formula(unescape(m[1]))}</span>', html, flags=re.S)
-    html = re.sub(r"\$([^$\n]+)\$", lambda m: formula(unescape(m[1])), html)
-    link = re.compile(r'<a href="([^"]*)"[^>]*>(.*?)</a>', re.S)
-    return _tabled(link.sub(lambda m: _linked(unescape(m[1]), m[2], site, scale, names), html))
-
-
-def _linked(target: str, words: str, site: Path, scale: str, names: tuple[str, ...]) -> str:
-    """A link made to fit the site: a notebook's page, a copy of a small file, or the words alone."""
-    if re.match(r"https?://|#|mailto:", target):
-        return f'<a href="{escape(target)}">{words}</a>'
-    path, _, anchor = target.partition("#")
-    notebook = re.fullmatch(r"(?:.*/)?outputs/[^/]+/([^/]+)/notebook\.ipynb|(?:.*/)?([^/]+)\.ipynb", path)
-    name = notebook and (notebook[1] or notebook[2])
-    if name in names:
-        return f'<a href="{name}.html{"#" + anchor if anchor else ""}">{words}</a>'
-    file = (paths.notebooks() / path).resolve()
-    inside = file.is_relative_to(paths.ROOT) and file.is_file() and file.stat().st_size <= COPIED_BYTES
-    if not inside or name:
-        return words
-    (site / "data").mkdir(exist_ok=True)
-    shutil.copyfile(file, site / "data" / file.name)
-    return f'<a href="data/{escape(file.name)}">{words}</a>'
-
-
-def _tabled(html: str) -> str:
-    """Tables without their own looks, in a box that scrolls, with headers that say what they head."""
-    html = re.sub(r"<style.*?</style>|<script.*?</script>", "", html, flags=re.S)
-
-    def one(match: re.Match) -> str:
-        text = re.sub(r'\s(style|border|class)="[^"]*"', "", match[0])
-        head, closing, body = text.partition("</thead>")
-        head = _one_header(head)
-        head, body = (re.sub(r"<th>(?:&nbsp;|\s)*</th>", "<td></td>", part) for part in (head, body))
-        scoped = head.replace("<th>", '<th scope="col">') + closing + body.replace("<th>", '<th scope="row">')
-        return f'<div class="scroll" data-label="table">{scoped}</div>'
-
-    return re.sub(r"<table.*?</table>", one, html, flags=re.S)
-
-
-def _one_header(head: str) -> str:
-    """pandas' two header rows, the names of columns and those of the index, as one."""
-    lines = [re.findall(r"<th>(.*?)</th>", row, re.S) for row in re.findall(r"<tr.*?</tr>", head, re.S)]
-    if len(lines) != 2 or len(lines[0]) != len(lines[1]) or "span=" in head:
-        return head
-    names = [" / ".join(filter(None, (below.strip(), above.strip()))) for above, below in zip(*lines, strict=True)]
-    return "<table><thead><tr>" + "".join(f"<th>{name}</th>" for name in names) + "</tr>"
-
-
-def formula(tex: str) -> str:
-    """A formula of the few commands that the notebooks use, as HTML; one with others stays as it is written."""
-    text = re.sub(r"\\hat ?\{?(\w)\}?", lambda m: m[1] + "\u0302", tex.strip())
-    upright, kept = re.compile(r"\\(?:text|mathrm)\{([^}]*)\}"), []
-    text = upright.sub(lambda m: kept.append(m[1]) or f"\x00{len(kept) - 1}\x00", text)
-    text = text.replace("\\qquad", "\u2003").replace("\\ ", " ").replace("\\,", "\u2009")
-    if "\\" in text:
-        return f"<code>{escape(tex)}</code>"
-    text = re.sub(r"_\{([^}]*)\}|_(\w)", lambda m: f"<sub>{m[1] or m[2]}</sub>", escape(text))
-    text = re.sub(r"(?<![<\w/&])([A-Za-z]\u0302?)(?![\w>])", r"<i>\1</i>", text)
-    text = re.sub("\x00(\\d+)\x00", lambda m: escape(kept[int(m[1])]), text)
-    return f'<span class="formula">{text}</span>'
-
-
-def _last_heading(html: str) -> str:
-    found = re.findall(r"<h[2-6][^>]*>(.*?)</h[2-6]>", html, re.S)
-    return re.sub(r"^\d+\.\s+", "", _plain(found[-1])) if found else ""
-
-
-def _plain(html: str) -> str:
-    return unescape(re.sub(r"<[^>]+>", "", html)).strip()
-
-
-def _anchor(words: str, ids: set[str]) -> str:
-    """A heading's id as Jupyter makes it, which notebooks link to; a second of the same words gets a number."""
-    first = name = re.sub(r"\s+", "-", words).replace('"', "") or "part"
-    n = 1
-    while name in ids:
-        n += 1
-        name = f"{first}-{n}"
-    ids.add(name)
-    return escape(name)
-
-
-def _settled(html: str, site: Path, scale: str, pages: dict) -> str:
-    """Prose once all pages are known: pictures of other results in place, and no anchor that its page lacks."""
-
-    def anchored(match: re.Match) -> str:
-        page, anchor = match[1], unescape(match[2])
-        return match[0] if page not in pages or anchor in pages[page]["ids"] else f'href="{page}.html"'
-
-    html = re.sub(r'href="([^"#/:]+)\.html#([^"]*)"', anchored, html)
-    return re.sub(
-        r'<img src="([^"]*)" alt="([^"]*)"[^>]*>',
-        lambda m: _pictured(unescape(m[1]), re.sub(r"\s+", " ", m[2]), site, scale),
-        html,
-    )
-
-
-def _pictured(target: str, alt: str, site: Path, scale: str) -> str:
-    """A picture in prose, of this scale's page or copied from another's results; its words where it is not there."""
-    found = re.fullmatch(r"(?:.*/)?outputs/([^/]+)/([^/]+)/([^/]+\.png)", target)
-    if target.startswith("data:"):
-        return f'<img src="{target}" alt="{alt}">'
-    if not found:
-        return f"<em>{alt}</em>"
-    of_scale, notebook, name = found.groups()
-    where = f"figures/{notebook}/{name}" if of_scale == scale else f"figures/{of_scale}-{notebook}-{name}"
-    sources = [folder / of_scale / notebook / name for folder in (paths.outputs(), paths.ROOT / "outputs")]
-    source = next((path for path in sources if path.is_file()), None)
-    if not (site / where).is_file():
-        if source is None:
-            return f"<em>{alt}</em>"
-        (site / where).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, site / where)
-    width, height = _png_size((site / where).read_bytes())
-    picture = f'<img src="{escape(where)}" width="{width}" height="{height}" alt="{alt}">'
-    return f'<span class="scroll picture" data-label="picture">{picture}</span>'
-
-
-def _words_of_pictures(notebook) -> dict[tuple[str, str], str]:
-    """What a notebook's prose says of pictures, by (notebook, figure)."""
-    link = re.compile(r"!\[([^\]]*)\]\([^)]*outputs/[^/)]+/([^/)]+)/([^/)]+)\.png\)")
-    prose = "\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")
-    return {(of, name): re.sub(r"\s+", " ", words) for words, of, name in link.findall(prose)}

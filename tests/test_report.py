@@ -17,7 +17,7 @@ import nbformat
 import pandas as pd
 import pytest
 
-from lib import claims, report, report_charts
+from lib import claims, report, report_charts, report_html, report_pages
 from lib.paths import ROOT
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
@@ -168,7 +168,7 @@ def test_a_failed_build_leaves_the_report_before_it(small, monkeypatch):
 
 
 def test_tables_say_what_their_headers_head():
-    html = report._tabled(TABLE)
+    html = report_html.tabled(TABLE)
     assert "style" not in html and "border" not in html and html.count("<tr") == 2
     assert re.findall(r'<th scope="(\w+)">(.*?)</th>', html) == [("col", "name"), ("col", "a"), ("row", "one")]
 
@@ -188,7 +188,7 @@ def test_a_figure_has_the_name_that_its_cell_gives_it(tmp_path, source, names):
         (tmp_path / f"{name}.png").touch()
     figures = {}
     for name in names:
-        assert report._figure_name(source, tmp_path, figures) == name
+        assert report_pages._figure_name(source, tmp_path, figures) == name
         figures[name] = None
 
 
@@ -201,11 +201,11 @@ def test_a_figure_has_the_name_that_its_cell_gives_it(tmp_path, source, names):
     ],
 )
 def test_a_formula_is_put_in_words(tex, words):
-    assert report.formula(tex) == f'<span class="formula">{words}</span>'
+    assert report_html.formula(tex) == f'<span class="formula">{words}</span>'
 
 
 def test_a_formula_of_other_commands_stays_as_it_is_written():
-    assert report.formula(r"\frac{a}{b}") == r"<code>\frac{a}{b}</code>"
+    assert report_html.formula(r"\frac{a}{b}") == r"<code>\frac{a}{b}</code>"
 
 
 def test_the_citation_is_read_where_there_is_one(tmp_path):
