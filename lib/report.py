@@ -159,10 +159,10 @@ def sentence(counts: dict[str, int], scale: str) -> str:
     """What was found, in one sentence. counts: claims by verdict."""
     judged = sum(n for verdict, n in counts.items() if verdict in claims.VERDICTS[:4])
     words = {
-        "replicated": "hold here",
-        "same_direction": "point the same way only",
-        "not_replicated": "do not hold",
-        "inconclusive": "stay open",
+        "replicated": "replicated",
+        "same_direction": "in direction alone",
+        "not_replicated": "not replicated",
+        "inconclusive": "still open",
     }
     parts = [f"{counts[verdict]} {said}" for verdict, said in words.items() if counts.get(verdict)]
     found = f": {', '.join(parts[:-1])} and {parts[-1]}" if len(parts) > 1 else f": {parts[0]}" if parts else ""
