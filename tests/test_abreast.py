@@ -84,6 +84,7 @@ def run(name, scale, line=0):
     finally:
         own.with_suffix(".ended").touch()
 runner.run, engine.cores = run, lambda: 2
+signal.signal(signal.SIGINT, signal.default_int_handler)  # which a shell's background job ignores
 try:
     with stopping.stoppable():
         abreast.run(["a", "b"], "smoke", print)
