@@ -2,7 +2,6 @@
 layers, trained for a number of steps and read as bits a byte. An appendix: nothing is judged by it.
 """
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,11 +66,11 @@ def stored(job: Job) -> Path | None:
 def curves(steps: int, seeds: int, workers: int | None = None) -> pd.DataFrame:
     """Bits a byte of held-out text in the course of training: columns arm, seed, step, tokens, bits_per_byte."""
     cells = [(arm, seed) for arm in ARMS for seed in range(seeds)]
-    pretrain.corpus_of(recipe_of(*cells[0][:1], steps, 0))  # once, before workers ask for it
     jobs = [Job(recipe_of(arm, steps, seed), paths.runs()) for arm, seed in cells]
+    pretrain.corpus_of(jobs[0].recipe)  # once, before workers ask for it
     rows = []
     for (arm, seed), folder in zip(cells, engine.map_missing(trained, jobs, stored, workers, "text"), strict=True):
-        for line in map(json.loads, (folder / pretrain.LOG).read_text(encoding="utf-8").splitlines()):
+        for line in pretrain.log_of(folder):
             if "eval_bits_per_byte" in line:
                 found = {"step": line["step"], "tokens": line["tokens"], "bits_per_byte": line["eval_bits_per_byte"]}
                 rows.append({"arm": arm, "seed": seed, **found})

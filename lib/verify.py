@@ -15,10 +15,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from lib import (
-    claims,
-    paths,
-)
+from lib import claims, paths
 from lib.judged_again import KEPT, NOTEBOOKS, RECORDED, Tables
 
 CLOSE = 1e-5  # of a number, or of 1 where that is more: tables keep six digits, and differences of theirs fewer
