@@ -5,9 +5,11 @@ SCALE ?= laptop
 ONLY ?=
 MODEL ?=
 ARGS ?=
+JOBS ?= 2
 IN = .venv/bin/python -m
 # pip would make the bytecode on one core; compileall below does it on all
 PIP = -m pip -qq --disable-pip-version-check install --no-compile
+COMPILE = { $(IN) compileall -q -j 0 .venv/lib > /dev/null 2>&1 || true; }
 READ_PROJECT = import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
     d = p["project"]; \
     print("\n".join(p["build-system"]["requires"] + d["dependencies"] + d["optional-dependencies"]["test"]))
@@ -34,22 +36,22 @@ verify: .venv/.installed  ## judge the committed tables again, SCALE=laptop by d
 audit: .venv/.installed  ## one model's loop contract as a page; MODEL=a hub id or a folder, ARGS="--n 64 ..." for more
 	@$(IN) lib audit "$(MODEL)" $(ARGS)
 
-test: .venv/.installed  ## lint, format and all tests
+test: .venv/.installed  ## lint, format and all tests, JOBS=2 files at a time
 	$(IN) ruff check .
 	$(IN) ruff format --check .
-	$(IN) pytest tests
+	$(IN) pytest tests -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 bench: .venv/.installed  ## the benchmarks
 	@$(IN) tests.bench
 
 cluster: .venv/.installed  ## install ray beside the rest, for --engine ray
-	@.venv/bin/python $(PIP) -c requirements.lock -r requirements-cluster.lock
+	@.venv/bin/python $(PIP) -c requirements.lock -r requirements-cluster.lock && $(COMPILE)
 
 benchmark-tools: .venv/.installed  ## install lm-eval beside the rest, for python -m lib benchmark
-	@.venv/bin/python $(PIP) -c requirements.lock -r requirements-benchmark.lock
+	@.venv/bin/python $(PIP) -c requirements.lock -r requirements-benchmark.lock && $(COMPILE)
 
 browser-tools: .venv/.installed  ## install playwright and axe-core beside the rest, for the report's tests in Debian's chromium
-	@.venv/bin/python $(PIP) -c requirements.lock -r requirements-browser.lock
+	@.venv/bin/python $(PIP) -c requirements.lock -r requirements-browser.lock && $(COMPILE)
 
 lock:  ## resolve pyproject.toml afresh and write requirements.lock and those of the extras
 	@rm -rf .lock-env
@@ -94,7 +96,7 @@ clean-env:  ## remove the environment
 	@{ $(PYTHON) -m venv .venv \
 	    && .venv/bin/python $(PIP) -r requirements.lock \
 	    && .venv/bin/python $(PIP) --no-deps --no-build-isolation -e . \
-	    && { .venv/bin/python -m compileall -q -j 0 .venv/lib > /dev/null 2>&1 || true; } \
+	    && $(COMPILE) \
 	    && touch $@; } || { \
 	    rm -rf .venv; \
 	    echo 'The environment could not be made, and .venv is removed: the reason stands above.' >&2; \

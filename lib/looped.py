@@ -22,6 +22,8 @@ from lib.config import LoopedConfig
 from lib.experts import Experts, Routes
 from lib.layers import INJECTIONS, Attention, Block, Context, DiagonalInjection
 
+ALIGNMENT = 64  # bytes: where torch's own memory starts
+
 
 class LoopedModel(PreTrainedModel, GenerationMixin):
     """A looped causal language model. Everything it can be is a value of `LoopedConfig`.
@@ -47,6 +49,18 @@ class LoopedModel(PreTrainedModel, GenerationMixin):
         self.exit_gate = nn.Linear(config.d_model, 1) if config.exit_gate else None
         self.lm_head = nn.Linear(config.d_model, config.vocab_size, bias=False)
         self.post_init()
+
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        """transformers' own, and the weights bitwise as before in what they compute too.
+
+        Views into the file start anywhere, and some processors' kernels sum in another order where memory is not aligned.
+        """
+        found = super().from_pretrained(*args, **kwargs)
+        for p in (found[0] if isinstance(found, tuple) else found).parameters():
+            if p.data_ptr() % ALIGNMENT:
+                p.data = p.data.clone()
+        return found
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):

@@ -1,25 +1,18 @@
-"""What all tests share: one smoke replication for those that look at results, and LOOPED_NO_SKIPS, under which none is skipped.
-
-The replication is made once a session, in a folder of its own.
-"""
+"""What all tests share: the order of their files, and LOOPED_NO_SKIPS, under which none is skipped."""
 
 import os
-import subprocess
-import sys
+
+if "PYTEST_XDIST_WORKER" in os.environ:  # before torch comes: its threads would only wait for those of the other workers
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
 
 import pytest
 
-from lib import paths
+LONGEST = ("test_smoke", "test_notebooks", "test_engine_ray", "test_faults", "test_pretrain", "test_audit")
 
 
-@pytest.fixture(scope="session")
-def smoke(tmp_path_factory):
-    """(outputs folder, finished process) of `python -m lib run --scale smoke` from nothing."""
-    outputs = tmp_path_factory.mktemp("outputs")
-    command = [sys.executable, "-m", "lib", "run", "--scale", "smoke"]
-    done = subprocess.run(command, cwd=paths.ROOT, env=environment(outputs), capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-3000:]
-    return outputs, done
+def pytest_collection_modifyitems(items):
+    """The files that take longest come first, so that no worker is left alone with one at the end."""
+    items.sort(key=lambda item: LONGEST.index(item.path.stem) if item.path.stem in LONGEST else len(LONGEST))
 
 
 SKIPPED = {}

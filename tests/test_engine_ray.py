@@ -261,10 +261,8 @@ def test_a_wrong_address_ends_the_command_at_once(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def local(request, tmp_path_factory):
-    """Results of the notebook by the local engine: the whole replication's where other tests make that, else its own."""
-    if any("smoke" in item.fixturenames for item in request.session.items):
-        return request.getfixturevalue("smoke")[0]
+def local(tmp_path_factory):
+    """Results of the notebook by the local engine."""
     outputs = tmp_path_factory.mktemp("local")
     assert run(outputs, "--engine", "local").returncode == 0
     return outputs

@@ -13,7 +13,7 @@ from lib.boundary import Boundary, every, never
 from lib.config import AXES, LoopedConfig
 from lib.evaluation import sweep
 from lib.experts import Routes
-from lib.looped import LoopedModel, at_positions, build
+from lib.looped import ALIGNMENT, LoopedModel, at_positions, build
 from lib.noise import state_noise
 from tests import reference
 from tests.models import ENVELOPES, EXPERTS, VARIANTS, small, tokens
@@ -280,6 +280,7 @@ def test_the_round_trip_to_disk_is_bitwise(tmp_path, values):
     model.save_pretrained(tmp_path)
     for back in (LoopedModel.from_pretrained(tmp_path), AutoModelForCausalLM.from_pretrained(tmp_path)):
         assert type(back) is LoopedModel
+        assert not any(p.data_ptr() % ALIGNMENT for p in back.parameters()), "else some processors' sums differ"
         weights, loaded = model.state_dict(), back.state_dict()
         assert weights.keys() == loaded.keys() and all(torch.equal(weights[k], loaded[k]) for k in weights)
         assert torch.equal(model(tokens()).logits, back.eval()(tokens()).logits)

@@ -12,7 +12,7 @@ import nbformat
 import nbval.plugin
 import pytest
 
-from lib import cli, doctor, params, paths, runner
+from lib import cli, doctor, paths, runner
 from tests.conftest import environment
 
 NOTEBOOKS = sorted(paths.notebooks().glob("*.ipynb"))
@@ -58,46 +58,6 @@ def test_a_notebook_is_fully_executed_and_plain(path):
 def test_every_sanitizer_rule_is_one_that_nbval_reads():
     text = (paths.notebooks() / "sanitize.cfg").read_text(encoding="utf-8")
     assert len(nbval.plugin.get_sanitize_patterns(text)) == text.count("\nregex:") > 0
-
-
-def validate(folder, outputs):
-    """Run nbval on a folder of notebooks; returns the finished process."""
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "--nbval", "--nbval-kernel-name=python3"]
-    command += ["--nbval-cell-timeout=300", "--nbval-sanitize-with", str(folder / "sanitize.cfg"), str(folder)]
-    return subprocess.run(command, cwd=folder, env=environment(outputs), capture_output=True, text=True, check=False)
-
-
-def test_nbval_passes_with_every_code_cell_executed(smoke):
-    done = validate(paths.notebooks(), smoke[0])
-    assert done.returncode == 0, done.stdout[-4000:]
-    assert f"{sum(len(code_cells(p)) for p in NOTEBOOKS)} passed" in done.stdout
-
-
-def test_nbval_fails_when_one_value_of_a_stored_table_is_altered(smoke, tmp_path):
-    for name in ("conftest.py", "sanitize.cfg", "4_3_scratch_training.ipynb"):
-        shutil.copy(paths.notebooks() / name, tmp_path)
-    path = tmp_path / "4_3_scratch_training.ipynb"
-    notebook = nbformat.read(path, as_version=4)
-    table = next(
-        o
-        for c in notebook.cells
-        if c.cell_type == "code"
-        for o in c.outputs
-        if "commonest answer" in o.get("data", {}).get("text/plain", "")
-    )
-    old = table["data"]["text/plain"]
-    assert old.count("0.500") == 2
-    table["data"]["text/plain"] = old.replace("0.500", "0.501", 1)
-    nbformat.write(notebook, path)
-    done = validate(tmp_path, smoke[0])
-    assert done.returncode == 1 and "1 failed" in done.stdout, done.stdout[-3000:]
-
-
-def test_plain_papermill_runs_from_any_directory(smoke, tmp_path):
-    source = paths.notebooks() / "99_verdicts.ipynb"
-    command = [sys.executable, "-m", "papermill", str(source), "out.ipynb", "-f", str(params.path_of("99_verdicts", "smoke"))]
-    subprocess.run(command, cwd=tmp_path, env=environment(smoke[0]), capture_output=True, check=True)
-    assert all(c.execution_count for c in code_cells(tmp_path / "out.ipynb"))
 
 
 @pytest.fixture

@@ -189,12 +189,14 @@ def test_an_environment_is_made_again_when_the_lock_changed_or_an_install_was_ki
     assert "-m venv .venv" in make(bare, "--dry-run", "replicate").stdout
 
 
+@pytest.mark.parametrize("workers", ["0", "2"])
 @pytest.mark.parametrize("no_skips", ["", "1"])
 @pytest.mark.parametrize("how", ["pytest.skip('no such thing')", "pass"])
-def test_a_skipped_test_fails_where_none_may_be_skipped(tmp_path, how, no_skips):
+def test_a_skipped_test_fails_where_none_may_be_skipped(tmp_path, how, no_skips, workers):
     (tmp_path / "test_one.py").write_text(f"import pytest\n\ndef test_one():\n    {how}\n\ndef test_two():\n    pass\n")
     (tmp_path / "test_all.py").write_text(f"import pytest\n\n{how.replace(')', ', allow_module_level=True)')}\n")
     command = [sys.executable, "-m", "pytest", "-p", "tests.conftest", "-c", os.devnull, f"--rootdir={tmp_path}", "-rs"]
+    command += ["-n", workers, "--dist", "loadfile"]
     env = os.environ | {"LOOPED_NO_SKIPS": no_skips}
     done = subprocess.run([*command, tmp_path], cwd=ROOT, env=env, capture_output=True, text=True)
     skips = how != "pass"

@@ -170,8 +170,8 @@ def test_muon_in_a_group():
     assert apart < 1e-2 and not np.allclose(alone[0], alone[-1], rtol=2e-2)
 
 
-def close(a, b, exact=False):
-    """Whether two finished folders hold the same weights, snapshots and losses."""
+def close(a, b, exact=False, apart=1e-4):
+    """Whether two finished folders hold the same weights, snapshots and losses, the weights at most `apart` apart."""
     files = sorted(path.name for path in a.iterdir())
     assert files == sorted(path.name for path in b.iterdir())
     assert json.loads((a / "config.json").read_text()) == json.loads((b / "config.json").read_text())
@@ -179,7 +179,7 @@ def close(a, b, exact=False):
         one, other = (load_file(folder / file) for folder in (a, b))
         assert one.keys() == other.keys()
         for k in one:
-            torch.testing.assert_close(one[k], other[k], rtol=0, atol=0 if exact else 1e-4)
+            torch.testing.assert_close(one[k], other[k], rtol=0, atol=0 if exact else apart)
     losses = [np.load(folder / "losses.npy") for folder in (a, b)]
     np.testing.assert_allclose(*losses, rtol=0, atol=0 if exact else 1e-4)
     one, other = (json.loads((folder / "training.json").read_text()) for folder in (a, b))
@@ -242,8 +242,8 @@ def shapes(value):
     return (tuple(value.shape), value.dtype) if isinstance(value, torch.Tensor) else type(value)
 
 
-@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
-def test_a_group_and_a_single_seed_go_on_from_each_others_checkpoints(optimizer, tmp_path):
+@pytest.mark.parametrize(("optimizer", "apart"), [("adamw", 1e-5), ("muon", 1e-3)])  # Muon rounds its updates to bfloat16
+def test_a_group_and_a_single_seed_go_on_from_each_others_checkpoints(optimizer, apart, tmp_path):
     runs = runs_of(steps=12, optimizer=optimizer)
     names = [store.key(run.spec()) for run in runs]
     with pytest.raises(Killed):
@@ -257,11 +257,11 @@ def test_a_group_and_a_single_seed_go_on_from_each_others_checkpoints(optimizer,
     assert max(file.stat().st_size for file in files) < 1.1 * min(file.stat().st_size for file in files), "its own slice alone"
     alone = [training.trained(run, tmp_path / "alone") for run in runs]
     # a single seed from the group's, then the group from the singles'
-    assert close(training.trained(runs[1], tmp_path / "group"), alone[1])
+    assert close(training.trained(runs[1], tmp_path / "group"), alone[1], apart=apart)
     assert "resumed from step 6 of 12" in (tmp_path / "group" / names[1] / "train.log").read_text()
     with mock.patch.object(together, "Stack", side_effect=Stack) as made:
         for folder, one in zip(together.trained(runs, tmp_path / "singles"), alone, strict=True):
-            assert close(folder, one) and "resumed from step 6 of 12" in (folder / "train.log").read_text()
+            assert close(folder, one, apart=apart) and "resumed from step 6 of 12" in (folder / "train.log").read_text()
     assert [len(call.args[0]) for call in made.call_args_list] == [3]
 
 

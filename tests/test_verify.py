@@ -228,6 +228,7 @@ def test_a_rule_that_judges_otherwise_is_noticed(laptop, monkeypatch):
 
 
 def test_a_result_that_judges_what_nothing_can_check_is_noticed(laptop):
+    SOUND.clear()
     (laptop / "4_4_refit").rename(laptop / "4_6_other")
     assert "lib/verify.py does not know how" in verify.of_notebook(laptop / "4_6_other")[0]
     (laptop / "4_6_other/result.json").write_text("[]")
