@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import pickle
 import signal
+import sys
 import threading
 import time
 import traceback
@@ -26,6 +27,9 @@ ONE_THREAD = dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_
 ATTEMPTS = 2  # a job whose process died is tried once more: the machine may have been short of memory
 REPORT_EVERY = 0.1  # seconds
 ENGINES = ("local", "ray")
+# what every worker imports: on Linux one process has done so once, and workers are its forks. Nothing of lib, which may
+# be another checkout's where this process looks for it
+PRELOADED = ["torch", "transformers.modeling_utils", "transformers.generation", "safetensors.torch", "scipy.stats", "pandas"]
 SLOTS = "LOOPED_SLOTS"  # environment: a folder with a lock for each core, for notebooks that run side by side
 
 
@@ -242,10 +246,10 @@ class _Worker:
         """A new worker process, or None where other notebooks have taken all slots."""
         if (slot := _take_slot()) is False:
             return None
-        context = multiprocessing.get_context("spawn")
+        context = _context()
         ours, theirs = context.Pipe()
-        process = context.Process(target=_serve, args=(theirs, os.getpid()), daemon=True)
         with environment(ONE_THREAD):  # inherited, so that it stands before anything is imported there
+            process = context.Process(target=_serve, args=(theirs, dict(os.environ)), daemon=True)
             process.start()
         theirs.close()
         return cls(process, ours, slot)
@@ -274,6 +278,15 @@ class _Worker:
             self.slot = None
 
 
+def _context() -> multiprocessing.context.BaseContext:
+    """How workers start: as forks of a process that holds `PRELOADED`, or afresh where that may not be safe."""
+    if sys.platform != "linux" or os.path.exists("/proc/driver/nvidia"):  # a fork cannot use CUDA once its parent has
+        return multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(PRELOADED)
+    return context
+
+
 def _take_slot() -> int | bool | None:
     """A handle that holds one of the slots while it is open, False where none is free, None where there are none to share."""
     if not (folder := os.environ.get(SLOTS)):
@@ -294,10 +307,12 @@ def _end_of(process: multiprocessing.Process) -> str:
     return f"signal {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit status {code}"
 
 
-def _serve(pipe: connection.Connection, parent: int) -> None:
-    """The worker: does jobs until the pipe closes or the parent is gone."""
+def _serve(pipe: connection.Connection, variables: dict[str, str]) -> None:
+    """The worker: does jobs until the pipe closes or the parent is gone. variables: the parent's environment as it is now."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its workers itself
-    threading.Thread(target=_leave_with, args=(parent,), daemon=True).start()
+    threading.Thread(target=_leave_with_parent, daemon=True).start()
+    os.environ.clear()
+    os.environ.update(variables)
     import torch
 
     torch.set_num_threads(1)
@@ -313,7 +328,6 @@ def _serve(pipe: connection.Connection, parent: int) -> None:
             return
 
 
-def _leave_with(parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(0.5)
+def _leave_with_parent() -> None:
+    multiprocessing.parent_process().join()
     os._exit(1)

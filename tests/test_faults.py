@@ -347,7 +347,7 @@ def test_a_run_that_is_stopped_and_one_whose_kernel_is_killed_leave_nothing_behi
     before = earlier(undisturbed, outputs, missing=(1, 2))
     process = project.start(outputs, FAULT="hold step", HOLD=str(file))
     below = held(process, file)
-    assert any("ipykernel" in line for line in below.values()) and any("spawn_main" in line for line in below.values())
+    assert any("ipykernel" in line for line in below.values()) and any("forkserver" in line for line in below.values())
     process.send_signal(signal.SIGTERM)
     time.sleep(0.3)
     process.send_signal(signal.SIGTERM)  # as `timeout` does, which signals the process and then its group
