@@ -2,6 +2,7 @@
 
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -72,6 +73,11 @@ def train(spec, report):
             os.kill(os.getpid(), signal.SIGKILL)
 
     return trained(tiny(spec["seed"], spec["steps"]), Path(spec["root"]), told, checkpoint_seconds=-1)
+
+
+def variable(spec, report):
+    """A variable of the environment, and where modules are looked for first."""
+    return os.environ.get(spec), sys.path[0]
 
 
 def devices(spec, report):

@@ -60,6 +60,16 @@ def test_parallel_equals_one_worker_bitwise():
     assert dict(os.environ) == before
 
 
+def test_a_worker_has_the_environment_of_when_it_started(tmp_path, monkeypatch):
+    monkeypatch.delenv("LOOPED_TOLD", raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert map_local(jobs.variable, ["LOOPED_TOLD"]) == [(None, str(tmp_path))]
+    monkeypatch.setenv("LOOPED_TOLD", "once")  # the process that workers fork from was started without it
+    assert map_local(jobs.variable, ["LOOPED_TOLD"])[0][0] == "once"
+    monkeypatch.delenv("LOOPED_TOLD")
+    assert map_local(jobs.variable, ["LOOPED_TOLD"])[0][0] is None
+
+
 def test_a_failing_job_lets_the_others_finish():
     seen = {}
     with pytest.raises(EngineError) as caught:

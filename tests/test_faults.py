@@ -35,12 +35,12 @@ NOTEBOOK = f"""{HEAD}
 scale: str = "smoke"
 steps: int = {fault_jobs.STEPS}
 # %%
+from lib import claims, engine, params, results  # first: it makes altair's import quicker
+from tests import fault_jobs
+
 import altair as alt
 import numpy as np
 import pandas as pd
-
-from lib import claims, engine, params, results
-from tests import fault_jobs
 
 p = params.of(globals())
 out = results.begin("{NAME}", scale)
