@@ -8,8 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Literal
 
-import jupytext
-import papermill
 import yaml
 from pydantic import ConfigDict, Field, ValidationError, create_model
 
@@ -82,6 +80,9 @@ class ParamsError(ValueError):
 
 def notebook_parameters(source: Path) -> dict[str, dict]:
     """The parameters cell of a notebook's .py, which is what runs: {name: {"type": text, "default": text}}."""
+    import jupytext  # only here: a notebook need not pay for them
+    import papermill
+
     with tempfile.NamedTemporaryFile(suffix=".ipynb") as file:
         jupytext.write(jupytext.read(source), file.name)
         found = papermill.inspect_notebook(file.name)
