@@ -2,12 +2,11 @@
 
 import os
 
+# before numpy and torch come, hence not the engine's own: their threads would only wait for those of the other workers
+if "PYTEST_XDIST_WORKER" in os.environ:
+    os.environ |= dict.fromkeys(("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS"), "1")
+
 import pytest
-
-from lib.engine import ONE_THREAD
-
-if "PYTEST_XDIST_WORKER" in os.environ:  # before torch comes: its threads would only wait for those of the other workers
-    os.environ |= ONE_THREAD
 
 LONGEST = ("test_smoke", "test_notebooks", "test_engine_ray", "test_faults", "test_pretrain", "test_audit")
 
