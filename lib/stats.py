@@ -27,8 +27,13 @@ def _group(values, name: str) -> np.ndarray:
 
 
 def _doubled_u(x: np.ndarray, y: np.ndarray) -> tuple[int, np.ndarray]:
-    """Twice U of x (an integer, ties included) and the doubled midranks of x followed by y."""
+    """Twice U of x (an integer, ties included) and the doubled midranks of x followed by y.
+
+    Values tie when they differ by less than 1e-12 of the largest: equal accuracies are sums in different orders.
+    """
     both = np.concatenate([x, y])
+    largest = np.abs(both[np.isfinite(both)]).max(initial=0.0)
+    both = np.round(both / largest, 12) if largest else both
     # a diverged seed ranks last; -inf and NaN tie
     midranks = stats.rankdata(np.where(np.isnan(both), -np.inf, both), method="average")
     doubled = np.rint(2 * midranks).astype(int)

@@ -114,6 +114,29 @@ def test_rank_test_sees_ranks_only(x, y):
     assert mann_whitney(np.exp(x), np.exp(y)) == mann_whitney(x, y)
 
 
+@given(
+    st.lists(st.integers(0, 4), min_size=2, max_size=12),
+    st.integers(1, 11),
+    st.sampled_from([1e-9, 1.0, 1e9]),
+    st.randoms(use_true_random=False),
+)
+def test_equal_values_summed_in_another_order_tie(levels, split, scale, rng):
+    levels = [(1 + level) / 7 for level in levels]
+    nudged = [scale * level * (1 + rng.choice([-3e-16, 0.0, 3e-16])) for level in levels]
+    split = min(split, len(levels) - 1)
+    assert mann_whitney(nudged[:split], nudged[split:]) == mann_whitney(levels[:split], levels[split:])
+    assert cliffs_delta(nudged[:split], nudged[split:]) == cliffs_delta(levels[:split], levels[split:])
+
+
+def test_a_difference_of_a_billionth_still_ranks():
+    assert mann_whitney([0.25 + 1e-9, 0.5 + 1e-9], [0.25, 0.5])[0] == 3
+
+
+def test_infinite_values_rank_at_the_ends():
+    assert mann_whitney([math.inf, 0.0], [1.0, -math.inf])[0] == 3
+    assert mann_whitney([math.inf, math.inf], [math.inf, NAN])[0] == 3
+
+
 def test_a_diverged_seed_ranks_below_every_number():
     assert mann_whitney([NAN], [-5.0])[0] == 0
     assert mann_whitney([NAN], [NAN])[0] == 0.5
