@@ -11,11 +11,11 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from multiprocessing import connection
 from pathlib import Path
 
-from lib import engine, runner, stopping
+from lib import engine, kernels, runner, stopping
 
 MOST = 4  # at once: a kernel takes some 600 MB
 LAST = ("99_verdicts",)  # reads what the others have found
@@ -26,13 +26,16 @@ def run(names: Sequence[str], scale: str, finished: Callable[[str, Path], None])
 
     One after the other on one core, or where one is asked for. Raises NotebookError when one fails: the others are stopped.
     """
-    first = [name for name in names if name not in LAST]
+    first, last = ([name for name in names if (name in LAST) == late] for late in (False, True))
     if min(engine.cores(), len(first)) > 1:
+        if engine.forkable():
+            kernels.preload()
         with tempfile.TemporaryDirectory(prefix="looped-slots-") as slots, engine.environment({engine.SLOTS: slots}):
-            _together(first, scale, finished, min(engine.cores(), MOST))
-        first = []
-    for name in (*first, *(name for name in names if name in LAST)):
-        finished(name, runner.run(name, scale))
+            for group in (first, last):
+                _together(group, scale, finished, min(engine.cores(), MOST))
+    else:
+        for name in (*first, *last):
+            finished(name, runner.run(name, scale))
 
 
 def _together(names: Sequence[str], scale: str, finished: Callable, most: int) -> None:
@@ -70,10 +73,12 @@ def _one(name: str, scale: str, line: int, pipe: connection.Connection) -> None:
     """In a child: run one notebook and say how it ended. line: of the terminal, for its progress bar."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its children itself
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    # before any thread
+    waiting = kernels.Waiting(pipe) if engine.forkable() else nullcontext()
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     try:
-        with stopping.stoppable():
-            pipe.send((runner.run(name, scale, line), None))
+        with stopping.stoppable(), waiting as kernel:
+            pipe.send((runner.run(name, scale, line, kernel), None))
     except KeyboardInterrupt:
         os._exit(1)  # the parent knows
     except (ValueError, RuntimeError, OSError) as error:

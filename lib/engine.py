@@ -46,6 +46,11 @@ def cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def forkable() -> bool:
+    """Whether a fork of a process that holds torch can be trusted: on Linux, where none can have opened CUDA."""
+    return sys.platform == "linux" and not os.path.exists("/proc/driver/nvidia")
+
+
 def chosen() -> tuple[str, str]:
     """The engine and, for ray, its cluster's address: LOOPED_ENGINE (local by default) and LOOPED_RAY_ADDRESS ("auto" by
     default: what RAY_ADDRESS names, else a cluster on this machine). Raises EngineError for any other engine."""
@@ -280,7 +285,7 @@ class _Worker:
 
 def _context() -> multiprocessing.context.BaseContext:
     """How workers start: as forks of a process that holds `PRELOADED`, or afresh where that may not be safe."""
-    if sys.platform != "linux" or os.path.exists("/proc/driver/nvidia"):  # a fork cannot use CUDA once its parent has
+    if not forkable():
         return multiprocessing.get_context("spawn")
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)

@@ -25,14 +25,18 @@ def setup() -> None:
     alt.renderers.enable("png", scale_factor=1)
 
 
+STYLE = alt.Config(
+    axis=alt.AxisConfig(labelFontSize=FONT - 1, titleFontSize=FONT, titleFontWeight="normal", gridOpacity=0.4),
+    legend=alt.LegendConfig(labelFontSize=FONT - 1, titleFontSize=FONT, orient="top", title=None, labelLimit=400),
+    header=alt.HeaderConfig(labelFontSize=FONT, titleFontSize=FONT),
+    title=alt.TitleConfig(fontSize=FONT + 1, anchor="start", subtitleFontSize=FONT - 1),
+    view=alt.ViewConfig(strokeOpacity=0.3),
+)
+
+
 def _style(chart: alt.TopLevelMixin) -> alt.TopLevelMixin:
-    return (
-        chart.configure_axis(labelFontSize=FONT - 1, titleFontSize=FONT, titleFontWeight="normal", gridOpacity=0.4)
-        .configure_legend(labelFontSize=FONT - 1, titleFontSize=FONT, orient="top", title=None, labelLimit=400)
-        .configure_header(labelFontSize=FONT, titleFontSize=FONT)
-        .configure_title(fontSize=FONT + 1, anchor="start", subtitleFontSize=FONT - 1)
-        .configure_view(strokeOpacity=0.3)
-    )
+    chart.config = STYLE  # altair's own configure_axis and the like each copy the whole chart
+    return chart
 
 
 def _labelled(frame: pd.DataFrame) -> pd.DataFrame:
@@ -113,9 +117,8 @@ def against_loops(
             floor = floors.loc[floors[panel] == name, "value"].mean()
             layers.append(_mark(pd.DataFrame({"value": [floor], "text": [f"no-skill floor {floor:.2f}"]}), "y", counts[-1]))
         height = 260 if columns is None else 190
-        panels.append(alt.layer(*layers).properties(width=width, height=height, title=str(name)))
-    joined = alt.concat(*panels, columns=columns) if columns else alt.hconcat(*panels)
-    return _style(joined.properties(title=title))
+        panels.append(alt.layer(*layers, width=width, height=height, title=str(name)))
+    return _style(alt.concat(*panels, columns=columns, title=title) if columns else alt.hconcat(*panels, title=title))
 
 
 def _mark(frame: pd.DataFrame, axis: str, right: float | None = None, column: str = "K") -> alt.Chart:
@@ -150,7 +153,7 @@ def swap(frame: pd.DataFrame, title: str = "") -> alt.TopLevelMixin:
         ticks = mean.mark_tick(thickness=3, size=16).encode(y=y)
         chart = base.mark_line(opacity=0.25) + base.mark_point(size=40, opacity=0.6).encode(shape=shape) + bars + ticks
         panels.append(chart.properties(width=190, height=220, title=f"{task}, K = {K}"))
-    return _style(alt.hconcat(*panels).properties(title=title))
+    return _style(alt.hconcat(*panels, title=title))
 
 
 def steps(
@@ -169,8 +172,7 @@ def steps(
         base = alt.Chart(frame[frame["metric"] == metric]).encode(x=x, y=y, color=colour)
         lines = base.mark_line() + base.mark_point(size=30, filled=True).encode(shape=shape)
         panels.append((lines + _mark(pd.DataFrame({"K": [r0], "text": [""]}), "x")).properties(width=250, height=220))
-    joined = alt.concat(*panels, columns=columns) if columns else alt.hconcat(*panels)
-    return _style(joined.properties(title=title))
+    return _style(alt.concat(*panels, columns=columns, title=title) if columns else alt.hconcat(*panels, title=title))
 
 
 def recovery(
@@ -205,7 +207,7 @@ def recovery(
             _mark(pd.DataFrame({"value": [1.0], "text": ["as before the change"]}), "y", ticks[-1], "steps"),
             _mark(pd.DataFrame({"value": [0.0], "text": [""]}), "y", ticks[-1], "steps"),
         ]
-        panels.append(alt.layer(*layers).properties(width=330, height=260, title=str(name)))
+        panels.append(alt.layer(*layers, width=330, height=260, title=str(name)))
     return _style(alt.hconcat(*panels).resolve_scale(y="independent").properties(title=title))
 
 
@@ -246,8 +248,8 @@ def overshoot(frame: pd.DataFrame, r0s: dict[str, int], flops: float, floor: flo
             alt.Chart(_labelled(trained)).mark_rule(strokeDash=[5, 4]).encode(x=x, color=colour),
             _mark(pd.DataFrame({"value": [floor], "text": [f"no-skill floor {floor:.2f}"]}), "y", largest, column),
         ]
-        panels.append(alt.layer(*layers).properties(width=360, height=260))
-    return _style(alt.hconcat(*panels).properties(title=title))
+        panels.append(alt.layer(*layers, width=360, height=260))
+    return _style(alt.hconcat(*panels, title=title))
 
 
 def cost_of_norm(frame: pd.DataFrame, r0: int, title: str = "") -> alt.TopLevelMixin:
@@ -271,8 +273,8 @@ def cost_of_norm(frame: pd.DataFrame, r0: int, title: str = "") -> alt.TopLevelM
             _mark(pd.DataFrame({"K": [r0], "text": [f"trained, K = {r0}"]}), "x"),
             _mark(pd.DataFrame({"value": [0.0], "text": [""]}), "y", counts[-1]),
         ]
-        panels.append(alt.layer(*layers).properties(width=420, height=260, title=task))
-    return _style(alt.hconcat(*panels).properties(title=title))
+        panels.append(alt.layer(*layers, width=420, height=260, title=task))
+    return _style(alt.hconcat(*panels, title=title))
 
 
 def scatter(frame: pd.DataFrame, x: str, y: str, log_x: bool = True, title: str = "") -> alt.TopLevelMixin:
@@ -286,7 +288,7 @@ def scatter(frame: pd.DataFrame, x: str, y: str, log_x: bool = True, title: str 
         axis = alt.Axis(tickCount=5, labelOverlap="greedy")
         axes = {"x": alt.X("x:Q", title=x, scale=scale, axis=axis), "y": alt.Y("value:Q", title=y)}
         panels.append(base.encode(**axes, color=colour, shape=shape).properties(width=330, height=260, title=task))
-    return _style(alt.hconcat(*panels).properties(title=title))
+    return _style(alt.hconcat(*panels, title=title))
 
 
 def verdict_counts(frame: pd.DataFrame) -> alt.TopLevelMixin:
@@ -331,7 +333,7 @@ def placements(frame: pd.DataFrame, counts: tuple[int, int], title: str = "") ->
         dots = alt.Chart(own).mark_point(filled=True, size=110, opacity=1).encode(named, rows, colour, shape)
         names = alt.Chart(own).mark_text(dx=11, align="left", fontSize=FONT - 1).encode(named, rows, text="modules:Q")
         panels.append((dots + names).properties(width=150, height=90, title=model))
-    return _style(alt.concat(*panels, columns=across).properties(title=title))
+    return _style(alt.concat(*panels, columns=across, title=title))
 
 
 def forest(frame: pd.DataFrame, x: str, title: str = "") -> alt.TopLevelMixin:
@@ -354,7 +356,7 @@ def forest(frame: pd.DataFrame, x: str, title: str = "") -> alt.TopLevelMixin:
         dots = alt.layer(*(mark.encode(y=y, x=axis, color=colour) for mark in marks))
         zero = alt.Chart(pd.DataFrame({"value": [0.0]})).mark_rule(color="#444", strokeDash=[5, 4]).encode(x="value:Q")
         panels.append((zero + spans + dots).properties(width=230, height=26 * own["model"].nunique() + 10, title=task))
-    return _style(alt.hconcat(*panels).properties(title=title))
+    return _style(alt.hconcat(*panels, title=title))
 
 
 def doses(
@@ -378,8 +380,8 @@ def doses(
             base.mark_rule(strokeWidth=2).encode(x=x, y=alt.Y("low:Q", title=y), y2="high:Q", color=colour),
             alt.Chart(own).mark_point(size=28, opacity=0.7).encode(x=x, y=named, color=colour, shape=shape),
         ]
-        panels.append(alt.layer(*layers).properties(width=230, height=190, title=f"{style}, {task}"))
-    return _style(alt.concat(*panels, columns=columns or frame["task"].nunique()).properties(title=title))
+        panels.append(alt.layer(*layers, width=230, height=190, title=f"{style}, {task}"))
+    return _style(alt.concat(*panels, columns=columns or frame["task"].nunique(), title=title))
 
 
 def _groups(frame: pd.DataFrame) -> tuple[list[str], alt.Color, alt.Shape]:
@@ -421,8 +423,8 @@ def effects(frame: pd.DataFrame, title: str = "", columns: int = 2) -> alt.TopLe
         said = alt.Chart(own.assign(at=scale.domain[1])).mark_text(align="right", fontSize=FONT, color="#333")
         said = said.encode(x="at:Q", y=rows, text="paper:N")
         named = alt.TitleParams(f"{axis}: {label}", subtitle="right: the paper")
-        panels.append(alt.layer(zero, spans, *dots, said).properties(width=330, height=28 * len(names) + 10, title=named))
-    return _style(alt.concat(*panels, columns=columns).properties(title=title))
+        panels.append(alt.layer(zero, spans, *dots, said, width=330, height=28 * len(names) + 10, title=named))
+    return _style(alt.concat(*panels, columns=columns, title=title))
 
 
 def gaps(frame: pd.DataFrame, title: str = "", columns: int = 3) -> alt.TopLevelMixin:
@@ -444,8 +446,8 @@ def gaps(frame: pd.DataFrame, title: str = "", columns: int = 3) -> alt.TopLevel
             base.mark_line(strokeWidth=2).encode(y=named),
             base.mark_point(size=55, filled=True, opacity=1).encode(y=named, shape=shape),
         ]
-        panels.append(alt.layer(*layers).properties(width=235, height=190, title=alt.TitleParams(label, subtitle=axis)))
-    return _style(alt.concat(*panels, columns=columns).properties(title=title))
+        panels.append(alt.layer(*layers, width=235, height=190, title=alt.TitleParams(label, subtitle=axis)))
+    return _style(alt.concat(*panels, columns=columns, title=title))
 
 
 def arms_by_task(frame: pd.DataFrame, floors: pd.DataFrame, title: str = "", columns: int = 3) -> alt.TopLevelMixin:
@@ -462,7 +464,7 @@ def arms_by_task(frame: pd.DataFrame, floors: pd.DataFrame, title: str = "", col
         ticks = alt.Chart(mean).mark_tick(thickness=3, size=18, color=COLOURS[1]).encode(x=x, y=y)
         level = alt.Chart(pd.DataFrame({"value": [floor[task]]})).mark_rule(color="#444", strokeDash=[5, 4]).encode(x="value:Q")
         panels.append((level + seeds + ticks).properties(width=215, height=24 * len(arms) + 10, title=task))
-    return _style(alt.concat(*panels, columns=columns).properties(title=title))
+    return _style(alt.concat(*panels, columns=columns, title=title))
 
 
 def by_arm(frame: pd.DataFrame, x: str, title: str = "") -> alt.TopLevelMixin:
@@ -477,7 +479,7 @@ def by_arm(frame: pd.DataFrame, x: str, title: str = "") -> alt.TopLevelMixin:
         mean.mark_rule(strokeWidth=3, color=COLOURS[1]).encode(x=alt.X("low:Q", scale=scale), x2="high:Q"),
         mean.mark_tick(thickness=3, size=18, color=COLOURS[1]).encode(x="value:Q"),
     ]
-    return _style(alt.layer(*layers).properties(width=480, height=34 * frame["arm"].nunique() + 10, title=title))
+    return _style(alt.layer(*layers, width=480, height=34 * frame["arm"].nunique() + 10, title=title))
 
 
 def routes(frame: pd.DataFrame, order: list[str], title: str = "") -> alt.TopLevelMixin:
@@ -497,9 +499,9 @@ def routes(frame: pd.DataFrame, order: list[str], title: str = "") -> alt.TopLev
                 mean.mark_rule(strokeWidth=3).encode(y=alt.Y("low:Q", scale=scale), y2="high:Q"),
                 mean.mark_tick(thickness=3, size=20).encode(y="value:Q"),
             ]
-            panels.append(alt.layer(*layers).properties(width=175, height=170, title=alt.TitleParams(group, subtitle=arm)))
+            panels.append(alt.layer(*layers, width=175, height=170, title=alt.TitleParams(group, subtitle=arm)))
         rows.append(alt.hconcat(*panels))
-    return _style(alt.vconcat(*rows).properties(title=title))
+    return _style(alt.vconcat(*rows, title=title))
 
 
 def balance(frame: pd.DataFrame, title: str = "") -> alt.TopLevelMixin:
@@ -515,7 +517,7 @@ def balance(frame: pd.DataFrame, title: str = "") -> alt.TopLevelMixin:
         base.mark_line(strokeWidth=2).encode(y=alt.Y("median:Q", title=named, scale=scale)),
         base.mark_point(size=30, filled=True, opacity=1).encode(y=alt.Y("median:Q", title=named, scale=scale), shape=shape),
     ]
-    return _style(alt.layer(*layers).properties(width=620, height=280, title=title))
+    return _style(alt.layer(*layers, width=620, height=280, title=title))
 
 
 def loads(load: pd.DataFrame, overlap: pd.DataFrame, chance: float, title: str = "") -> alt.TopLevelMixin:
@@ -554,7 +556,7 @@ def loads(load: pd.DataFrame, overlap: pd.DataFrame, chance: float, title: str =
                 color="independent"
             )
         )
-    return _style(alt.vconcat(*rows).properties(title=title))
+    return _style(alt.vconcat(*rows, title=title))
 
 
 def bits_by_step(frame: pd.DataFrame, title: str = "") -> alt.TopLevelMixin:

@@ -22,6 +22,7 @@ import numpy as np
 import pandas as pd
 
 from lib import BEHAVIOUR, claims, engine, leftovers, paths
+from lib.picture import Picture
 from lib.store import cannot_write, write_atomic
 
 PACKAGES = ("torch", "transformers", "numpy", "scipy", "pandas", "altair")
@@ -42,11 +43,12 @@ class Results:
             frame.to_csv(self.staging / f"{name}.csv", index=False, float_format="%.6g")
         return frame
 
-    def chart(self, chart: alt.TopLevelMixin, name: str) -> alt.TopLevelMixin:
-        """Keep a chart as <name>.png; returns it, so that the cell shows it."""
+    def chart(self, chart: alt.TopLevelMixin, name: str) -> Picture:
+        """Keep a chart as <name>.png; returns its picture, so that the cell shows it."""
+        picture = Picture(chart)
         with _sentence(self.staging.parent):
-            chart.save(self.staging / f"{name}.png", scale_factor=1.5)
-        return chart
+            (self.staging / f"{name}.png").write_bytes(picture.png(1.5))
+        return picture
 
     def finish(self, params: dict, judgements: list[claims.Judgement], figures: dict, training_seconds: float = 0.0) -> Path:
         """Write result.json and move everything into outputs/<scale>/<notebook>/. The last thing a notebook does.

@@ -18,7 +18,7 @@ from nbconvert.preprocessors import CellExecutionError, ExecutePreprocessor
 from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 
-from lib import leftovers, params, paths
+from lib import kernels, leftovers, params, paths
 from lib.store import GOES_ON, cannot_write, disk_full, write_atomic
 
 NOTEBOOKS = (  # in the order they run
@@ -40,6 +40,7 @@ QUIET_KERNEL = [
     "--IPKernelApp.log_level=50",
     "--IPKernelApp.exec_lines=__import__('logging').getLogger('asyncio').setLevel(50)",
 ]
+AT_ONCE = "immediate"  # else a kernel that had workers waits seconds for the process that made them, which only it can reap
 CELL_SECONDS = 7 * 24 * 3600  # a cell may train for days at the paper's scale, but not for ever
 LINK = re.compile(r"\]\((?![\w+.-]+:|/|#)(?P<target>[^)#\s]+)(?P<anchor>#[^)\s]*)?\)")  # a relative one of a text cell
 # a link that holds in notebooks/ alone: another notebook beside this one, or a folder beside notebooks/
@@ -51,16 +52,17 @@ class NotebookError(RuntimeError):
     """A notebook did not run through; one sentence naming the notebook and the cell."""
 
 
-def run(notebook: str, scale: str, line: int = 0) -> Path:
-    """Execute a notebook at a scale; returns outputs/<scale>/<notebook>/notebook.ipynb. line: of the terminal, for its bar.
+def run(notebook: str, scale: str, line: int = 0, kernel: kernels.Waiting | None = None) -> Path:
+    """Execute a notebook at a scale; returns outputs/<scale>/<notebook>/notebook.ipynb.
 
-    Raises ParamsError before anything runs when the parameters are wrong, else as `execute` does.
+    line: of the terminal, for its bar; kernel: the process that becomes the notebook's kernel, by default a new one. Raises
+    ParamsError before anything runs when the parameters are wrong, else as `execute` does.
     """
-    return execute(notebook, params.load(notebook, scale), scale, notebook, line)
+    return execute(notebook, params.load(notebook, scale), scale, notebook, line, kernel)
 
 
-def execute(notebook: str, values: dict, scale: str, name: str, line: int = 0) -> Path:
-    """Execute a notebook with these parameters in a fresh process; returns outputs/<scale>/<name>/notebook.ipynb.
+def execute(notebook: str, values: dict, scale: str, name: str, line: int = 0, kernel: kernels.Waiting | None = None) -> Path:
+    """Execute a notebook with these parameters in a process of its own; returns outputs/<scale>/<name>/notebook.ipynb.
 
     Raises NotebookError when a cell raises: then the executed copy is in outputs/failed/ and earlier results stand.
     """
@@ -87,6 +89,8 @@ def execute(notebook: str, values: dict, scale: str, name: str, line: int = 0) -
                 progress_bar=False,
                 execution_timeout=CELL_SECONDS,
                 extra_arguments=QUIET_KERNEL,
+                shutdown_kernel=AT_ONCE,
+                **({"kernel_manager_class": kernels.manager(kernel)} if kernel else {}),
             )
         executed = nbformat.read(working, as_version=4)
         final.parent.mkdir(parents=True, exist_ok=True)
@@ -137,7 +141,9 @@ def refresh(notebook: str) -> Path:
     made = nbformat.read(pair, as_version=4)
     with _Watch(f"{notebook} (smoke)", paths.outputs() / f"progress-{leftovers.owner()}.json"):
         try:
-            client = ExecutePreprocessor(timeout=CELL_SECONDS, kernel_name="python3", extra_arguments=QUIET_KERNEL)
+            client = ExecutePreprocessor(
+                timeout=CELL_SECONDS, kernel_name="python3", extra_arguments=QUIET_KERNEL, shutdown_kernel=AT_ONCE
+            )
             client.preprocess(made, {"metadata": {"path": str(paths.notebooks())}})
         except (CellExecutionError, DeadKernelError, CellTimeoutError) as error:
             raise NotebookError(f"notebooks/{notebook}.py: a cell failed with {str(error).strip().splitlines()[-1]}.") from None

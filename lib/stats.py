@@ -90,12 +90,12 @@ def holm(p) -> np.ndarray:
     return adjusted
 
 
-def _resampled_means(sums: np.ndarray, sizes: np.ndarray, rng: np.random.Generator, resamples: int) -> np.ndarray:
-    """Means (resamples,) over units drawn with replacement, each of `sizes` values that add to `sums`."""
+def _resampled_means(sums: np.ndarray, rng: np.random.Generator, resamples: int, sizes: np.ndarray | None = None) -> np.ndarray:
+    """Means (resamples,) over units drawn with replacement, each of `sizes` values (else one) that add to `sums`."""
     chunks = []
     for start in range(0, resamples, 1000):  # bounds the memory at many units
         drawn = rng.integers(sums.size, size=(min(1000, resamples - start), sums.size))
-        chunks.append(sums[drawn].sum(axis=1) / sizes[drawn].sum(axis=1))
+        chunks.append(sums[drawn].sum(axis=1) / (sums.size if sizes is None else sizes[drawn].sum(axis=1)))
     return np.concatenate(chunks)
 
 
@@ -113,7 +113,7 @@ def bootstrap_mean(x, seed: int = 0, resamples: int = 10_000) -> Interval:
     x = np.nan_to_num(_group(x, "x"), nan=0.0)
     if x.size == 1:
         return Interval(float(x[0]), np.nan, np.nan, 1)
-    draws = _resampled_means(x, np.ones(x.size), np.random.default_rng(seed), resamples)
+    draws = _resampled_means(x, np.random.default_rng(seed), resamples)
     return Interval(float(x.mean()), *_percentiles(draws), x.size)
 
 
@@ -128,7 +128,7 @@ def bootstrap_difference(x, y, seed: int = 0, resamples: int = 10_000) -> Interv
     if n == 1:
         return Interval(value, np.nan, np.nan, 1)
     rng = np.random.default_rng(seed)
-    of_x, of_y = (_resampled_means(v, np.ones(v.size), rng, resamples) for v in (x, y))
+    of_x, of_y = (_resampled_means(v, rng, resamples) for v in (x, y))
     return Interval(value, *_percentiles(of_x - of_y), n)
 
 
@@ -151,7 +151,7 @@ def bootstrap_ratio(numerator, denominator, seed: int = 0, resamples: int = 10_0
         value, n = float(numerator.mean() / denominator.mean()), numerator.size
         if n == 1:
             return Interval(value, np.nan, np.nan, 1)
-        draws = _resampled_means(numerator, denominator, np.random.default_rng(seed), resamples)
+        draws = _resampled_means(numerator, np.random.default_rng(seed), resamples, denominator)
     draws = draws[~np.isnan(draws)]
     if not draws.size:
         return Interval(value, np.nan, np.nan, n)
@@ -205,7 +205,7 @@ def bootstrap_interaction(first_pair, second_pair, seed: int = 0, resamples: int
     value = float(sum(sign * values.mean() for sign, values in zip(signs, groups, strict=True)))
     if n == 1:
         return Interval(value, np.nan, np.nan, 1)
-    draws = [_resampled_means(values, np.ones(values.size), rng, resamples) for values in groups]
+    draws = [_resampled_means(values, rng, resamples) for values in groups]
     return Interval(value, *_percentiles(sum(s * d for s, d in zip(signs, draws, strict=True))), n)
 
 
@@ -242,7 +242,7 @@ def cluster_bootstrap(difference, cluster, seed: int = 0, resamples: int = 10_00
     value, n = float(sums.sum() / sizes.sum()), int(sizes.sum())
     if sizes.size == 1:
         return Interval(value, np.nan, np.nan, n)
-    draws = _resampled_means(sums, sizes, np.random.default_rng(seed), resamples)
+    draws = _resampled_means(sums, np.random.default_rng(seed), resamples, sizes)
     return Interval(value, *_percentiles(draws), n)
 
 
@@ -268,7 +268,7 @@ def nested_bootstrap(first, second, seed: int = 0, resamples: int = 10_000) -> I
         for i, model in enumerate(models):
             at = drawn == i  # a model drawn twice in a resample gets its clusters drawn twice
             for sums, sizes in model if at.any() else ():
-                totals[at] += _resampled_means(sums, sizes, rng, int(at.sum()))
+                totals[at] += _resampled_means(sums, rng, int(at.sum()), sizes)
         draws.append(totals.sum(axis=1) / counts[drawn].sum(axis=1))
     ends = (np.nan, np.nan) if fixed else _percentiles(draws[0] - draws[1])
     return Interval(float(means[0] - means[1]), *ends, min(len(first), len(second)))
