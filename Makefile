@@ -16,7 +16,7 @@ READ_PROJECT = import tomllib; p = tomllib.load(open("pyproject.toml", "rb")); \
 READ_EXTRA = import sys, tomllib; \
     print("\n".join(tomllib.load(open("pyproject.toml", "rb"))["project"]["optional-dependencies"][sys.argv[1]]))
 
-.PHONY: help replicate lab report verify audit test bench cluster benchmark-tools browser-tools lock clean-env
+.PHONY: help replicate lab report verify audit test bench cluster benchmark-tools browser-tools extras lock clean-env
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-17s%s\n", $$1, $$2}' Makefile
@@ -52,6 +52,9 @@ benchmark-tools: .venv/.installed  ## install lm-eval beside the rest, for pytho
 
 browser-tools: .venv/.installed  ## install playwright and axe-core beside the rest, for the report's tests in Debian's chromium
 	@.venv/bin/python $(PIP) -c requirements.lock -r requirements-browser.lock && $(COMPILE)
+
+extras: .venv/.installed  ## all three of these tools, in one go
+	@.venv/bin/python $(PIP) -c requirements.lock $(patsubst %,-r requirements-%.lock,cluster benchmark browser) && $(COMPILE)
 
 lock:  ## resolve pyproject.toml afresh and write requirements.lock and those of the extras
 	@rm -rf .lock-env

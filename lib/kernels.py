@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 from multiprocessing.connection import Connection
+from multiprocessing.process import BaseProcess
 
 from jupyter_client import AsyncKernelManager
 from jupyter_client.provisioning import LocalProvisioner
@@ -31,10 +32,8 @@ def preload() -> None:
 class Waiting:
     """A fork of this process that becomes a kernel once it is told how, and goes when the block ends.
 
-    To jupyter_client it is the kernel's subprocess.Popen. others: pipes of this process of which the fork keeps no end.
+    others: pipes of this process of which the fork keeps no end.
     """
-
-    stdin = stdout = stderr = None
 
     def __init__(self, *others: Connection):
         context = multiprocessing.get_context("fork")
@@ -42,7 +41,6 @@ class Waiting:
         self.process = context.Process(target=_become_kernel, args=(theirs, (self.pipe, *others)))
         self.process.start()
         theirs.close()
-        self.pid = self.process.pid
 
     def __enter__(self) -> "Waiting":
         return self
@@ -56,6 +54,16 @@ class Waiting:
         """Become the kernel that this command would start in that folder and environment."""
         self.pipe.send((command[command.index(MODULE) + 1 :], folder, variables))
 
+
+class _Subprocess:
+    """A process of multiprocessing as what jupyter_client asks of a subprocess.Popen."""
+
+    stdin = stdout = stderr = None
+
+    def __init__(self, process: BaseProcess):
+        self.pid, self.terminate, self.kill = process.pid, process.terminate, process.kill
+        self.process = process
+
     def poll(self) -> int | None:
         return self.process.exitcode
 
@@ -66,12 +74,6 @@ class Waiting:
     def send_signal(self, number: int) -> None:
         if self.poll() is None:
             os.kill(self.pid, number)
-
-    def terminate(self) -> None:
-        self.process.terminate()
-
-    def kill(self) -> None:
-        self.process.kill()
 
 
 class _Provisioner(LocalProvisioner):
@@ -85,8 +87,8 @@ class _Provisioner(LocalProvisioner):
         self.waiting.start(
             [*cmd, f"--IPKernelApp.parent_handle={parent}"], self.cwd, kwargs["env"] | {"JPY_PARENT_PID": str(parent)}
         )
-        self.process = self.waiting
-        self.pid = self.pgid = self.waiting.pid
+        self.process = _Subprocess(self.waiting.process)
+        self.pid = self.pgid = self.process.pid
         return self.connection_info
 
 

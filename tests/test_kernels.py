@@ -49,7 +49,7 @@ def output(**options):
 with kernels.Waiting() as waiting, kernels.Waiting() as other:
     os.environ["SET_LATER"] = "yes"
     found = [output(kernel_manager_class=kernels.manager(kernel)) for kernel in (waiting, other)]
-    found += [output(), waiting.poll()]
+    found += [output(), waiting.process.exitcode]
 json.dump(found, sys.stdout)
 """
 
@@ -79,7 +79,7 @@ from lib import kernels
 cell = f"import os, time, pathlib; pathlib.Path({sys.argv[1]!r}).write_text(str(os.getpid())); time.sleep(60)"
 with kernels.Waiting() as waiting:
     if sys.argv[2] == "unused":
-        Path(sys.argv[1]).write_text(str(waiting.pid))
+        Path(sys.argv[1]).write_text(str(waiting.process.pid))
         time.sleep(60)
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell)])
     try:

@@ -30,12 +30,13 @@ TARGETS = (
     "cluster",
     "benchmark-tools",
     "browser-tools",
+    "extras",
     "lock",
     "clean-env",
 )
 IMPORT_NAMES = {"websocket": "websocket-client", "yaml": "pyyaml", "sklearn": "scikit-learn", "vl_convert": "vl-convert-python"}
-# called by name or through another package: vl-convert-python draws altair's pictures, transformers' Trainer runs on accelerate
-TOOLS = {"accelerate", "jupyterlab", "ipykernel", "jupytext", "papermill", "nbconvert", "vl-convert-python"}
+# called by name or through another package: transformers' Trainer runs on accelerate
+TOOLS = {"accelerate", "jupyterlab", "ipykernel", "jupytext", "papermill", "nbconvert"}
 
 
 def name_of(requirement):
