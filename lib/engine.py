@@ -11,6 +11,7 @@ import os
 import pickle
 import signal
 import sys
+import tempfile
 import threading
 import time
 import traceback
@@ -30,6 +31,7 @@ ENGINES = ("local", "ray")
 # what every worker imports: on Linux one process has done so once, and workers are its forks. Nothing of lib, which may
 # be another checkout's where this process looks for it
 PRELOADED = ["torch", "transformers.modeling_utils", "transformers.generation", "safetensors.torch", "scipy.stats", "pandas"]
+TEMPORARY = "LOOPED_TEMPORARY"  # environment: a folder for what this process would leave behind if it were killed
 SLOTS = "LOOPED_SLOTS"  # environment: a folder with a lock for each core, for notebooks that run side by side
 
 
@@ -253,7 +255,7 @@ class _Worker:
             return None
         context = _context()
         ours, theirs = context.Pipe()
-        with environment(ONE_THREAD):  # inherited, so that it stands before anything is imported there
+        with environment(ONE_THREAD), _temporary():  # inherited, so that it stands before anything is imported there
             process = context.Process(target=_serve, args=(theirs, dict(os.environ)), daemon=True)
             process.start()
         theirs.close()
@@ -290,6 +292,17 @@ def _context() -> multiprocessing.context.BaseContext:
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(PRELOADED)
     return context
+
+
+@contextmanager
+def _temporary() -> Iterator[None]:
+    """Within it new temporary files go where whoever started this process removes them; the server of forks has a socket."""
+    before = tempfile.tempdir
+    tempfile.tempdir = os.environ.get(TEMPORARY) or before
+    try:
+        yield
+    finally:
+        tempfile.tempdir = before
 
 
 def _take_slot() -> int | bool | None:

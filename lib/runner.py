@@ -6,8 +6,11 @@ import posixpath
 import re
 import subprocess
 import sys
+import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import jupytext
@@ -18,7 +21,7 @@ from nbconvert.preprocessors import CellExecutionError, ExecutePreprocessor
 from papermill.exceptions import PapermillExecutionError
 from tqdm import tqdm
 
-from lib import kernels, leftovers, params, paths
+from lib import engine, kernels, leftovers, params, paths
 from lib.store import GOES_ON, cannot_write, disk_full, write_atomic
 
 NOTEBOOKS = (  # in the order they run
@@ -79,7 +82,7 @@ def execute(notebook: str, values: dict, scale: str, name: str, line: int = 0, k
         raise NotebookError(f"{outputs} cannot be written {cannot_write(error)}") from None
     progress = outputs / f"progress-{leftovers.owner()}.json"
     try:
-        with _Watch(f"{name} ({scale})", progress, line):
+        with _temporary(), _Watch(f"{name} ({scale})", progress, line):
             papermill.execute_notebook(
                 str(working),
                 str(working),
@@ -107,6 +110,16 @@ def execute(notebook: str, values: dict, scale: str, name: str, line: int = 0, k
         leftovers.sweep()
     failed.unlink(missing_ok=True)
     return final
+
+
+@contextmanager
+def _temporary() -> Iterator[None]:
+    """A folder for what a kernel and its workers would leave behind, since a kernel is killed at its end."""
+    with (
+        tempfile.TemporaryDirectory(prefix="looped-kernel-", ignore_cleanup_errors=True) as folder,
+        engine.environment({engine.TEMPORARY: folder}),
+    ):
+        yield
 
 
 def _told(error: Exception) -> str:
@@ -139,7 +152,7 @@ def refresh(notebook: str) -> Path:
     source, pair = (paths.notebooks() / f"{notebook}{suffix}" for suffix in (".py", ".ipynb"))
     subprocess.run(["jupytext", "--quiet", "--to", "ipynb", "--update", str(source)], check=True, env=_path_with_tools())
     made = nbformat.read(pair, as_version=4)
-    with _Watch(f"{notebook} (smoke)", paths.outputs() / f"progress-{leftovers.owner()}.json"):
+    with _temporary(), _Watch(f"{notebook} (smoke)", paths.outputs() / f"progress-{leftovers.owner()}.json"):
         try:
             client = ExecutePreprocessor(
                 timeout=CELL_SECONDS, kernel_name="python3", extra_arguments=QUIET_KERNEL, shutdown_kernel=AT_ONCE

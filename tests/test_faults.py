@@ -132,9 +132,10 @@ def project(tmp_path_factory):
 @pytest.fixture(scope="module")
 def undisturbed(project, tmp_path_factory):
     """The outputs of a run that nothing disturbs."""
-    outputs = tmp_path_factory.mktemp("undisturbed") / "outputs"
-    code, said = project.run(outputs, DRAW="1")
+    outputs, temporary = tmp_path_factory.mktemp("undisturbed") / "outputs", tmp_path_factory.mktemp("temporary")
+    code, said = project.run(outputs, DRAW="1", TMPDIR=str(temporary))
     assert code == 0, said
+    assert not list(temporary.iterdir()), "neither its kernel nor its workers leave anything"
     return outputs
 
 
