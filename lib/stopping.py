@@ -19,7 +19,10 @@ class Stopped(KeyboardInterrupt):
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Within it the first of `SIGNALS` raises Stopped; one that whoever started this process ignores stays ignored."""
+    """Within it the first of `SIGNALS` raises Stopped; one that whoever started this process ignores stays ignored.
+
+    Once one has stopped it, all are ignored: a process that is asked twice says how it ended all the same.
+    """
     asked = -AGAIN
 
     def stop(number, frame):
@@ -33,8 +36,12 @@ def stoppable() -> Iterator[None]:
     before = {number: handler for number, handler in before.items() if handler in defaults}
     for number in before:
         signal.signal(number, stop)
+    stopped = False
     try:
         yield
+    except Stopped:
+        stopped = True
+        raise
     finally:
         for number, handler in before.items():
-            signal.signal(number, handler)
+            signal.signal(number, signal.SIG_IGN if stopped else handler)

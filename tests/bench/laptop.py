@@ -12,30 +12,33 @@ from lib.training import Run, loop_count
 from tests.bench.measure import row, seconds
 
 ARMS = ("4_3_scratch_training", "4_4_refit", "4_5_overshoot", "beyond_damping", "beyond_readout_axis")
+STANDINS = "4_1_asymmetry"  # whose models 4_2 reads
 AXES = ("dense_axes", "moe_transfer")
 STEPS = 25  # timed of each kind of model
 
 
+def runs_of(notebook: str) -> list[Run]:
+    """Every model that this notebook trains at laptop scale."""
+    p = params.load(notebook, "laptop")
+    if notebook == STANDINS:
+        return [standins.run_of(p, style, seed) for style in p["styles"] for seed in range(p["seeds"])]
+    if notebook in AXES:
+        arms = (*p["arms"], *p.get("arms_moe", ()))
+        return [axes_arms.run_of(p, arm, seed) for arm in arms for seed in range(p["seeds"])]
+    kinds = [make for task in p["tasks"] for make in experiment.kinds(p, task).values()]
+    return [make(seed) for make in kinds for seed in range(p["seeds"])]
+
+
 def runs() -> list[Run]:
     """Every model that the laptop notebooks train, once."""
-    found = []
-    for name in ARMS:
-        p = params.load(name, "laptop")
-        kinds = [make for task in p["tasks"] for make in experiment.kinds(p, task).values()]
-        found += [make(seed) for make in kinds for seed in range(p["seeds"])]
-    p = params.load("4_1_asymmetry", "laptop")
-    found += [standins.run_of(p, style, seed) for style in p["styles"] for seed in range(p["seeds"])]
-    for name in AXES:
-        p = params.load(name, "laptop")
-        arms = (*p["arms"], *p.get("arms_moe", ()))
-        found += [axes_arms.run_of(p, arm, seed) for arm in arms for seed in range(p["seeds"])]
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(run for name in (*ARMS, STANDINS, *AXES) for run in runs_of(name)))
 
 
-def missing(root: Path) -> int:
-    """How many of them the run store at `root` lacks."""
+def lacking(root: Path) -> dict[str, int]:
+    """The notebooks some of whose models the run store at `root` lacks, and how many those are."""
     store = Store(root)
-    return sum(store.find(key(run.spec())) is None for run in runs())
+    missing = {n: sum(store.find(key(run.spec())) is None for run in runs_of(n)) for n in (*ARMS, STANDINS, *AXES)}
+    return {name: count for name, count in missing.items() if count}
 
 
 def step_seconds(run: Run) -> float:
