@@ -8,9 +8,7 @@ from lib.runner import NOTEBOOKS
 from tests.bench.laptop import ARMS, AXES, STANDINS, lacking
 from tests.bench.measure import row, seconds
 
-WHY_WARM = (
-    "probes, bootstraps over instances and figures are made anew each time, section 4.2's alone take a minute of one core"
-)
+WHY_WARM = "probes, bootstraps over instances and figures are made anew each time, 4.2's alone take a minute of one core"
 
 
 def command(*words: str) -> None:
