@@ -11,7 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from multiprocessing import connection
 from pathlib import Path
 
@@ -28,8 +28,7 @@ def run(names: Sequence[str], scale: str, finished: Callable[[str, Path], None])
     """
     first, last = ([name for name in names if (name in LAST) == late] for late in (False, True))
     if min(engine.cores(), len(first)) > 1:
-        if engine.forkable():
-            kernels.preload()
+        kernels.preload()
         with tempfile.TemporaryDirectory(prefix="looped-slots-") as slots, engine.environment({engine.SLOTS: slots}):
             for group in (first, last):
                 _together(group, scale, finished, min(engine.cores(), MOST))
@@ -73,8 +72,7 @@ def _one(name: str, scale: str, line: int, pipe: connection.Connection) -> None:
     """In a child: run one notebook and say how it ended. line: of the terminal, for its progress bar."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent ends its children itself
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    # before any thread
-    waiting = kernels.Waiting(pipe) if engine.forkable() else nullcontext()
+    waiting = kernels.waiting(pipe)  # before any thread
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     try:
         with stopping.stoppable(), waiting as kernel:

@@ -10,6 +10,7 @@ import multiprocessing
 import os
 import signal
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 
@@ -24,8 +25,8 @@ MODULE = "ipykernel_launcher"  # what a kernel's command runs
 
 
 def preload() -> None:
-    """Import what notebooks import, for the forks to come."""
-    for name in PRELOADED:
+    """Import what notebooks import, for the forks to come, where kernels are forked."""
+    for name in PRELOADED if engine.forkable() else ():
         importlib.import_module(name)
 
 
@@ -53,6 +54,11 @@ class Waiting:
     def start(self, command: list[str], folder: str, variables: dict[str, str]) -> None:
         """Become the kernel that this command would start in that folder and environment."""
         self.pipe.send((command[command.index(MODULE) + 1 :], folder, variables))
+
+
+def waiting(*others: Connection) -> AbstractContextManager[Waiting | None]:
+    """A process that waits to become a kernel, or none where kernels are not forked; others as for `Waiting`."""
+    return Waiting(*others) if engine.forkable() else nullcontext()
 
 
 class _Subprocess:
@@ -92,14 +98,14 @@ class _Provisioner(LocalProvisioner):
         return self.connection_info
 
 
-def manager(waiting: Waiting) -> type[AsyncKernelManager]:
+def manager(kernel: Waiting) -> type[AsyncKernelManager]:
     """The class of a kernel manager whose kernel is this waiting process."""
 
     class Manager(AsyncKernelManager):
         def __init__(self, **kwargs):
             super().__init__(**kwargs)
             self.provisioner = _Provisioner(kernel_spec=self.kernel_spec, parent=self)
-            self.provisioner.waiting = waiting
+            self.provisioner.waiting = kernel
 
     return Manager
 

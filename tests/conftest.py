@@ -1,6 +1,7 @@
 """What all tests share: the order of their files, and LOOPED_NO_SKIPS, under which none is skipped."""
 
 import os
+import time
 
 # before numpy and torch come, hence not the engine's own: their threads would only wait for those of the other workers
 if "PYTEST_XDIST_WORKER" in os.environ:
@@ -46,3 +47,11 @@ def pytest_terminal_summary(terminalreporter):
 def environment(outputs) -> dict[str, str]:
     """This process's environment with results going to `outputs`."""
     return os.environ | {"LOOPED_OUTPUTS": str(outputs)}
+
+
+def wait_for(happened, seconds=20.0):
+    """Wait until happened() holds; fails after that many seconds."""
+    end = time.monotonic() + seconds
+    while not happened():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)

@@ -12,6 +12,7 @@ import pytest
 from lib import abreast, engine, runner
 from lib.paths import ROOT
 from lib.runner import NotebookError
+from tests.conftest import wait_for
 
 
 @pytest.fixture
@@ -105,10 +106,3 @@ def test_no_child_outlives_a_parent_that_is_stopped(tmp_path, number):
         wait_for(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children))
     finally:
         parent.kill()
-
-
-def wait_for(happened, seconds=20.0):
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.05)

@@ -5,13 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from lib import engine
 from lib.paths import ROOT
+from tests.conftest import wait_for
 
 pytestmark = pytest.mark.skipif(not engine.forkable(), reason="kernels are forked on Linux, where no NVIDIA driver is")
 
@@ -39,9 +39,9 @@ from nbclient import NotebookClient
 from lib import kernels, runner
 signal.signal(signal.SIGINT, signal.SIG_IGN)  # as in a child of abreast
 kernels.preload()
-cells = [nbformat.v4.new_code_cell(cell) for cell in ("import sys; before = list(sys.modules)", {CELL!r})]
 def output(**options):
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(cell.source) for cell in cells])
+    notebook = nbformat.v4.new_notebook()
+    notebook.cells = [nbformat.v4.new_code_cell(cell) for cell in ("import sys; before = list(sys.modules)", {CELL!r})]
     how = dict(extra_arguments=runner.QUIET_KERNEL, shutdown_kernel=runner.AT_ONCE)
     NotebookClient(notebook, kernel_name="python3", timeout=300, **how, **options).execute(cwd=sys.argv[1])
     said = [output.text for output in notebook.cells[1].outputs if output.name == "stdout"]
@@ -71,7 +71,7 @@ def test_a_notebook_sees_no_difference_but_in_what_is_imported_already(tmp_path)
 
 
 HOLDING = """
-import os, sys, threading, time
+import sys, time
 import nbformat
 from nbclient import NotebookClient
 from pathlib import Path
@@ -114,10 +114,3 @@ def begun(file):
 def alive(pid):
     status = Path(f"/proc/{pid}/stat")
     return status.exists() and status.read_text().rpartition(")")[2].split()[0] != "Z"
-
-
-def wait_for(happened, seconds=30.0):
-    end = time.monotonic() + seconds
-    while not happened():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.05)

@@ -177,13 +177,13 @@ DIVERGING = {  # the others read models as 4.3 does
 
 RUN_EACH = """
 import json, sys
-from contextlib import ExitStack, nullcontext
-from lib import engine, kernels, runner
+from contextlib import ExitStack
+from lib import kernels, runner
 kernels.preload()
 asked = json.loads(sys.argv[1])
 with ExitStack() as stack:
-    waiting = [kernels.Waiting() if engine.forkable() else nullcontext() for _ in asked]  # before any thread
-    for name, kernel in zip(asked, map(stack.enter_context, waiting), strict=True):
+    waiting = [stack.enter_context(kernels.waiting()) for _ in asked]  # before any thread
+    for name, kernel in zip(asked, waiting, strict=True):
         try:
             runner.execute(name, asked[name], "smoke", name, kernel=kernel)
         except runner.NotebookError as error:

@@ -5,10 +5,10 @@ import sys
 
 from lib import paths
 from lib.runner import NOTEBOOKS
-from tests.bench.laptop import ARMS, AXES, STANDINS, lacking
+from tests.bench.laptop import STANDINS, TRAINING, lacking
 from tests.bench.measure import row, seconds
 
-WHY_WARM = "probes, bootstraps over instances and figures are made anew each time, 4.2's alone take a minute of one core"
+WHY_WARM = "probes, bootstraps over instances and figures are made anew each time, those of section 4.2 take longest"
 
 
 def command(*words: str) -> None:
@@ -37,7 +37,7 @@ def warm_rows(rounds: int = 2) -> list[dict]:
     if STANDINS in left_out:
         left_out["4_2_readout_collapse"] = 0
     names = [name for name in NOTEBOOKS if name not in left_out]
-    if not set(names) & {*ARMS, STANDINS, *AXES}:
+    if not set(names) & set(TRAINING):
         print("warm replication: not measured, the run store has no notebook's models (make replicate makes them)")
         return []
     words = ("-m", "lib", "run", "--scale", "laptop", *(("--only", *names) if left_out else ()))

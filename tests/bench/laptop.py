@@ -14,6 +14,7 @@ from tests.bench.measure import row, seconds
 ARMS = ("4_3_scratch_training", "4_4_refit", "4_5_overshoot", "beyond_damping", "beyond_readout_axis")
 STANDINS = "4_1_asymmetry"  # whose models 4_2 reads
 AXES = ("dense_axes", "moe_transfer")
+TRAINING = (*ARMS, STANDINS, *AXES)
 STEPS = 25  # timed of each kind of model
 
 
@@ -31,13 +32,13 @@ def runs_of(notebook: str) -> list[Run]:
 
 def runs() -> list[Run]:
     """Every model that the laptop notebooks train, once."""
-    return list(dict.fromkeys(run for name in (*ARMS, STANDINS, *AXES) for run in runs_of(name)))
+    return list(dict.fromkeys(run for name in TRAINING for run in runs_of(name)))
 
 
 def lacking(root: Path) -> dict[str, int]:
     """The notebooks some of whose models the run store at `root` lacks, and how many those are."""
     store = Store(root)
-    missing = {n: sum(store.find(key(run.spec())) is None for run in runs_of(n)) for n in (*ARMS, STANDINS, *AXES)}
+    missing = {n: sum(store.find(key(run.spec())) is None for run in runs_of(n)) for n in TRAINING}
     return {name: count for name, count in missing.items() if count}
 
 
